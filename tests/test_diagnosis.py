@@ -21,11 +21,6 @@ from offpol_diag.diagnosis import laws
 from offpol_diag.diagnosis.rows import SURE, Rows, bound
 from offpol_diag.diagnosis.signatures import Found, boundaries, contexts, special_tokens
 from offpol_diag.diagnosis.verdict import _side_effect
-from offpol_diag.dump.batch import Batch
-from offpol_diag.engine import sample
-from offpol_diag.engine.context import BatchContext
-from offpol_diag.engine.gap import DRIFTS
-from offpol_diag.engine.sample import FIRST, LAST, SEQUENCES, TOKENS, Sample
 from tests import oracles
 
 ROOT = Path(__file__).parent.parent
@@ -665,48 +660,6 @@ def test_the_identity_is_held_against_every_position(shift, found):
 
     assert (one is not None) is found
     assert not found or one.fields["place"] == "the first token"
-
-
-def made(chance, many, longest):
-    """Sample one batch of random sequences."""
-    lengths = chance.integers(1, longest, many)
-    ends, tokens = np.concatenate(([0], np.cumsum(lengths))), int(lengths.sum())
-    logs = -chance.exponential(size=tokens)
-    batch = Batch(
-        rollout=logs,
-        old=logs - 1,
-        cu_seqlens=ends,
-        cu_runs=ends,
-        position=np.arange(tokens),
-        key=chance.integers(-(2**62), 2**62, many),
-        masked=np.zeros(many, np.int64),
-        scalars={"step": list(range(many)), "host": ["a\ud800"] * many},
-    )
-    return sample.sample(BatchContext.of(batch, 0, 1), DRIFTS[0])
-
-
-@pytest.mark.parametrize(("many", "longest"), [(50, 40), (400, FIRST + LAST), (SEQUENCES, 12)])
-def test_merging_samples_is_associative_and_bounded(many, longest):
-    chance = rng()
-    a, b, c = (made(chance, many, longest) for _ in range(3))
-    one, two = (Sample.read(x) for x in (a.merge(b).merge(c), a.merge(b.merge(c))))
-
-    assert (one.order == two.order).all()
-    assert (np.diff(one.order) > 0).all()
-    every = np.sort(np.concatenate([Sample.read(x).order for x in (a, b, c)]))
-    assert (one.order == every[: len(one.order)]).all()  # those of the lowest hashes
-    large = made(rng(), 2 * SEQUENCES, 4)  # of a batch, too
-    assert Sample.read(large).order.max() < 0
-    assert (one.values["q"] == two.values["q"]).all()
-    assert one.scalars == two.scalars
-    assert set(one.scalars["host"]) == {"a\ud800"}
-    assert one.lengths.sum() == len(one.values["p"]) <= max(TOKENS, one.lengths[0])
-    assert len(one.order) <= SEQUENCES
-    assert one.full == (len(one.order) < 3 * many)
-    starts = np.cumsum(one.lengths) - one.lengths
-    assert (one.values["p"] == one.values["q"] - 1).all()
-    within = np.setdiff1d(np.arange(one.lengths.sum() - 1), starts[1:] - 1)
-    assert (np.diff(one.values["position"])[within] >= 1).all()
 
 
 # ---------------------------------------------------------------- whether r depends on the token

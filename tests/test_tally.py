@@ -1,4 +1,4 @@
-"""Tallies by themselves: arrays of four kinds, by place, and best records, merged in any order."""
+"""Tallies by themselves: arrays of four kinds, by place, merged in any order."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from offpol_diag.engine import bootstrap, selection, tally
+from offpol_diag.engine import bootstrap, selection, stepgroups, tally
 from offpol_diag.engine.tails import TAIL, Tail
-from offpol_diag.engine.tally import Arrays, ByKey, Names, Records, Tally, largest_of
+from offpol_diag.engine.tally import Arrays, ByKey, Names, Tally, largest_of
 
 RANDOM = np.random.default_rng(11)
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -30,7 +30,7 @@ def equal(one: Any, two: Any) -> bool:
         return one.equals(two)
     if isinstance(one, dict):
         return set(one) == set(two) and all(equal(one[key], two[key]) for key in one)
-    if isinstance(one, Arrays | ByKey | Tally | Records | Names):
+    if isinstance(one, Arrays | ByKey | Tally | Names):
         return all(equal(getattr(one, name), getattr(two, name)) for name in vars(one))
     return bool(one == two)
 
@@ -58,17 +58,6 @@ def places(*keys: object, bound: Any = "none") -> ByKey:
     return ByKey(order, found, bound).bounded
 
 
-def records(*scores: float) -> Records:
-    texts = [f"{score}{RANDOM.integers(0, 3)}" for score in scores]
-    table = pa.table({"score": pa.array(scores, pa.float64()), "record": pa.array(texts, pa.string())})
-    return Records.of(3, table)
-
-
-def sized(*sizes: int) -> Records:
-    scores = RANDOM.integers(-(2**62), 2**62, len(sizes))
-    return Records.of(50, pa.table({"score": scores, "size": pa.array(sizes, pa.int64())}), 100)
-
-
 TRIPLES: dict[str, Any] = {
     "whole": (arrays(), arrays(), arrays()),
     "an array that others lack": (arrays(), Arrays(), Arrays(sums={"c": np.ones(2)})),
@@ -84,8 +73,6 @@ TRIPLES: dict[str, Any] = {
     "steps": tuple(
         places(*steps, bound="steps") for steps in (range(40), (), (3, 7, *range(30, 90), 1000, -1))
     ),
-    "records": (records(2, 1, 0), records(2, 2), records()),
-    "records of a size": (sized(60, 30, 10, 50), sized(200), sized()),
 }
 
 
@@ -143,21 +130,17 @@ def test_a_sample_of_groups_is_of_the_smallest_keys_with_all_that_was_counted_of
     assert merged.many == pytest.approx(len(keys), rel=0.05)
 
 
-def test_records_of_equal_score_are_ordered_by_their_text():
-    tables = [pa.table({"score": [1.0], "record": [text]}) for text in "cabd"]
-    found = reduce(Records.merge, (Records.of(3, table) for table in tables))
+def test_steps_are_grouped_by_the_smallest_power_of_two_that_leaves_few_groups():
+    steps = [*range(40), 100, 1000]
+    found = reduce(ByKey.merge, (places(step, bound="steps") for step in steps))
+    assert found.keys.tolist() == steps
 
-    assert found.table["record"].to_pylist() == ["a", "b", "c"]
-    assert found.seen == 4
-
-
-def test_records_fill_their_room_and_the_first_is_kept_whatever_its_size():
-    table = pa.table({"score": [3, 2, 1], "size": [60, 40, 1]})
-
-    assert Records.of(9, table, 100).table["size"].to_pylist() == [60, 40]
-    assert Records.of(9, table, 99).table["size"].to_pylist() == [60]
-    assert Records.of(9, table, 5).table["size"].to_pylist() == [60]
-    assert Records.of(2, table, 200).table["size"].to_pylist() == [60, 40]
+    many = reduce(ByKey.merge, (places(step, bound="steps") for step in (*steps, *range(40, 100))))
+    assert len(many) <= tally.MOST_STEPS
+    assert [first for first, _, _ in stepgroups.groups(many)] == sorted(
+        {step >> 1 << 1 for step in (*steps, *range(40, 100))}
+    )
+    assert all(last == first + 1 for first, last, _ in stepgroups.groups(many))
 
 
 ORDERS = {

@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
+from offpol_diag.core.kept_rows import Sample, Sampling, hashes
+from offpol_diag.core.state import groups_of
+from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.convert import open_dump
 from offpol_diag.dump.read import open_dump as open_parquet
-from offpol_diag.engine.context import BatchContext
-from offpol_diag.engine.gap import DRIFTS
-from offpol_diag.engine.sample import Sample, sample
 from tests import factory
 from tests.factory import DumpFile, converted, refusal
 from tests.forms import pickled
@@ -115,10 +115,17 @@ def test_keys_of_sequences_do_not_depend_on_them(tmp_path: Path) -> None:
     assert keys[0] == keys[1]
 
 
+def sample(batch: Batch) -> Sample:
+    """Return the sample of a dump that is this batch."""
+    q, p = batch.rollout, batch.old
+    assert p is not None
+    return Sampling.of(batch, q, p, groups_of(batch.key, None), hashes(batch, q, p)).read()
+
+
 def test_the_sample_of_the_diagnosis_has_them_and_the_rewards(tmp_path: Path) -> None:
     columns = {"rewards": [0.0, 1.0, 2.0], **TOLD}
     (one,) = open_dump([str(write(tmp_path / "a.parquet", **columns))]).batches()
-    found = Sample.read(sample(BatchContext.of(one, 0, 1), DRIFTS[0]))
+    found = sample(one)
     assert sorted(zip(found.scalars["rewards"], found.scalars["prompt_length"], strict=True), key=str) == [
         (0.0, 12), (1.0, 0), (2.0, None),
     ]  # fmt: skip
@@ -217,7 +224,7 @@ def test_prompts_reach_the_diagnosis_with_lengths_of_their_own(tmp_path: Path) -
     path = write(tmp_path / "a.parquet", token_ids=ids, prompt_ids=PROMPTS)
     (one,) = open_dump([str(path)]).batches()
     assert one.scalars["prompt_length"] == [4, 1, None]
-    found = Sample.read(sample(BatchContext.of(one, 0, 1), DRIFTS[0]))
+    found = sample(one)
     rows = {one: i for i, one in enumerate(found.scalars["sequence_id"])}
     parts = np.split(found.values["in_prompt"], np.cumsum(found.lengths)[:-1])
     assert [parts[rows[i]].tolist() for i in range(3)] == [[1, 0, 1, 0], [1], [0, 0, 0]]

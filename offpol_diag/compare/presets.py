@@ -8,11 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from offpol_diag.core.intervals import Formula, Groups, Reader, less, sure
+from offpol_diag.core import kept_rows
+from offpol_diag.core.intervals import Formula, Groups, less, sure
 from offpol_diag.core.observe import Examined
 from offpol_diag.core.readout import Readout
 from offpol_diag.core.study import Study
-from offpol_diag.engine import drops, method, policyloss, residual
+from offpol_diag.engine import method, policyloss, residual
 from offpol_diag.engine.segments import Array
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics import Better, better
@@ -80,17 +81,14 @@ def of_presets(found: Examined, summary: Result, against: str) -> Comparison:
         )
         for metric in metrics
     }
-    sums = out.tally.whole.read("drops") if found.study.pairs else {}
-    reader = Reader({**out.reader.drawn, **sums}, groups)
-    every = drops.everything(reader) if found.study.pairs else (None, None)
-    ways = [(a.name, b.name) for one, other in found.study.pairs for a, b in ((other, one), (one, other))]
+    dropped = kept_rows.Dropped()
+    if found.study.pairs:
+        dropped = kept_rows.dropped(out.tally.state, found.study.seed, found.study.pairs)
     return Comparison(
         against=against,
         differences=differences,
         better=leaders,
-        all_tokens=every[0],
-        all_sequences=every[1],
-        drops=[drops.drops(reader, found.tally.records, *way) for way in ways],
+        **dropped._asdict(),
     )
 
 

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from offpol_diag.core import breakdowns, charts, readout
+from offpol_diag.core import kept_rows, readout
 from offpol_diag.core.formulas import batch_cut
 from offpol_diag.core.gap import Tokens
 from offpol_diag.core.segments import floats
@@ -37,16 +37,16 @@ from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.convert import open_dump
 from offpol_diag.dump.read import Dump
 from offpol_diag.engine import (
-    drops,
+    breakdowns,
+    charts,
     gap,
     method,
     normal,
     policyloss,
+    prefixes,
     residual,
-    sample,
     selection,
     tails,
-    worst,
 )
 from offpol_diag.engine.bootstrap import resampled
 from offpol_diag.engine.context import BatchContext
@@ -259,32 +259,23 @@ def observe(study: Study, batch: Batch, ahead: Ahead | None = None, device: str 
     context, main = BatchContext.of(batch, study.seed, study.replicates, ahead.cut, device), study.main
     sums = PresetSums.of(context, study.presets)  # a GPU computes them while the host goes on
     every = (gap.Gap, tails.Tails)
-    walk(context, {drift: (worst.Largest, *every) if drift is main else every for drift in study.drifts})
+    first = (breakdowns.ByPlace, prefixes.Products, charts.Pictures)
+    walk(context, {drift: (*first, *every) if drift is main else every for drift in study.drifts})
     parts = [
+        breakdowns.tally(context, main, study.group_by, study.kept),
+        Tally(prefixes.arrays(context, main)),
         *(Tally(tails.arrays(context, drift)) for drift in study.drifts),
         _of_presets(study, sums),
+        charts.tally(context, study.drifts, sums.only(lambda preset: preset in study.families)),
     ]
-    if study.pairs:
-        parts.append(drops.tally(context, main, study.pairs))
-    records = {
-        "worst.sequences": worst.sequences(context, main),
-        "worst.typical": worst.typical(context, main),
-        "worst.tokens": worst.tokens(context, main),
-        "sample": sample.sample(context, main),
-    }
-    terms, groups, columns = Tokens.of(batch).terms(main), groups_of(batch.key, batch.steps), context.counts
-    for drift in study.drifts:
-        columns |= gap.columns(context, drift)
-    some, buckets = sums.only(lambda preset: preset in study.families), buckets_of(groups)
-    few = some.named({"kept": some["kept"]}) if some.presets else None
-    kept = dict(zip(few.names, few.values, strict=True)) if few else {}
+    groups, terms = groups_of(batch.key, batch.steps), Tokens.of(batch, partial(ahead.cut, batch)).terms(main)
     state = State.joined(
         State.of_groups(groups),
         State(counts={"masked": np.array([batch.masked.sum()], np.float64)}),
-        breakdowns.observe(terms, columns, buckets, study.group_by, study.kept),
-        charts.observe(terms, study.drifts, columns, kept, buckets),
+        kept_rows.observe(terms, groups),
+        *([kept_rows.observe_drops(terms, buckets_of(groups), study.pairs)] if study.pairs else ()),
     )
-    parts.append(Tally(records=records, state=state))
+    parts.append(Tally(state=state))
     context.forget()
     return reduce(Tally.merge, parts)
 
@@ -339,8 +330,8 @@ class Observed:
     def merge(self, other: Observed) -> Observed:
         """Merge the tallies of both; their rows have been written."""
         tally = self.tally.merge(other.tally)
-        steps = tally.state.tables.get(breakdowns.PREFIX + breakdowns.STEP)
-        refuse_steps(0 if steps is None else len(steps.labels))
+        steps = tally.by_key.get(breakdowns.PREFIX + breakdowns.STEP)
+        refuse_steps(0 if steps is None else len(steps))
         return Observed(tally)
 
 
@@ -485,7 +476,7 @@ def running(
 def _kept(dump: Dump, group_by: Sequence[str]) -> Iterator[breakdowns.Kept]:
     """Yield the columns with too many values to keep them all, and the largest ones."""
     for name in dict.fromkeys(group_by):
-        found = None if name == breakdowns.STEP else dump.largest(name, breakdowns.MOST_GROUPS)
+        found = None if name == breakdowns.STEP else dump.largest(name, breakdowns.LARGEST)
         if found:
             yield breakdowns.Kept(name, *found)
 

@@ -17,7 +17,6 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
@@ -285,45 +284,6 @@ def unkept(labels: Collection[str]) -> int:
     return max(1, round((kept - 1) / (furthest / 2.0**64)) - kept)
 
 
-# ---------------------------------------------------------------- records
-
-
-@dataclass(frozen=True)
-class Records:
-    """The records of highest score.
-
-    Attributes:
-        most: how many are kept.
-        table: a column `score`, falling, and others; a column `size` counts towards `room`. Equal scores are
-            ordered by the other columns, so that the order of merging does not matter.
-        room: the most that the sizes of kept records add up to; the first is kept whatever its size.
-        seen: number of records there were.
-    """
-
-    most: int
-    table: pa.Table
-    room: int | None = None
-    seen: int = 0
-
-    @classmethod
-    def of(cls, most: int, table: pa.Table, room: int | None = None, seen: int | None = None) -> Records:
-        """Keep the best of a table; `seen`, if it lacks some that are not among the best."""
-        seen = table.num_rows if seen is None else seen
-        plain = (one.name for one in table.schema if not pa.types.is_nested(one.type))
-        table = table.sort_by(
-            [("score", "descending"), *((name, "ascending") for name in plain if name != "score")]
-        )[:most]
-        if room is not None and len(table):
-            sizes = np.cumsum(table["size"].to_numpy())
-            table = table[: max(int(np.searchsorted(sizes, room, side="right")), 1)]
-        return cls(most, table.combine_chunks(), room, seen)
-
-    def merge(self, other: Records) -> Records:
-        """Keep the best of both."""
-        both = pa.concat_tables((self.table, other.table))
-        return Records.of(self.most, both, self.room, self.seen + other.seen)
-
-
 # ---------------------------------------------------------------- the whole
 
 
@@ -337,7 +297,7 @@ class State:
         counts: sums that need no interval, as histograms are.
         ranges: smallest and largest value by name.
         largest: the k largest values along the last axis, falling; −inf where there are fewer.
-        records: the records of highest score.
+        records: rows that are kept as they are (`kept_rows`); each has a `merge`.
     """
 
     groups: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
@@ -345,7 +305,7 @@ class State:
     counts: dict[str, Array] = field(default_factory=dict)
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     largest: dict[str, Array] = field(default_factory=dict)
-    records: dict[str, Records] = field(default_factory=dict)
+    records: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of_groups(cls, groups: Array) -> State:
@@ -369,7 +329,7 @@ class State:
                 self.largest,
                 other.largest,
             ),
-            _merged(Records.merge, self.records, other.records),
+            _merged(lambda a, b: a.merge(b), self.records, other.records),
         )
 
     @classmethod

@@ -6,11 +6,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from offpol_diag.core.breakdowns import Kept
 from offpol_diag.core.gap import DRIFTS, Drift
-from offpol_diag.engine import drops, normal
+from offpol_diag.engine import normal
 from offpol_diag.engine.bootstrap import REPLICATES
+from offpol_diag.engine.breakdowns import Kept
 from offpol_diag.presets import Policy, Preset, Reject, families
+
+MOST_COMPARED = 8
+"""With more presets than this, what each drops is not compared."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Study:
     @cached_property
     def pairs(self) -> tuple[tuple[Preset, Preset], ...]:
         """Pairs of the preset compared against and each other preset; none where there are too many."""
-        if len(self.presets) > drops.MOST:
+        if len(self.presets) > MOST_COMPARED:
             return ()
         ours = [preset for preset in self.presets if preset.name == self.against]
         return tuple((one, other) for one in ours for other in self.presets if other is not one)

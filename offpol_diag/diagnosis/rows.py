@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offpol_diag.core.intervals import quantile
-from offpol_diag.engine.sample import IN_PROMPT, Sample
+from offpol_diag.core.kept_rows import IN_PROMPT, Sample
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

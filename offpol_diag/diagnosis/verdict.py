@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offpol_diag.core.intervals import Z
+from offpol_diag.core.kept_rows import Sample
 from offpol_diag.diagnosis import candidates, definition, honest, laws, sampled, signatures, sync
 from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.numbers import HEALTHY_K3, Evidence
@@ -25,7 +26,6 @@ from offpol_diag.diagnosis.rows import (
     partitions,
 )
 from offpol_diag.diagnosis.signatures import Found, percent
-from offpol_diag.engine.sample import Sample
 from offpol_diag.number import Number
 from offpol_diag.numerals import doubted, say
 from offpol_diag.result import After, Cause, Diagnosis, Example, Result
@@ -252,7 +252,7 @@ def diagnose(summary: Result, sample: Sample | None) -> Diagnosis:
         summary: the numbers of the dump.
         sample: a sample of its sequences, token by token; None if there is none.
     """
-    rows = Rows.sampled(sample) if sample is not None and len(sample.order) else None
+    rows = Rows.sampled(sample) if sample is not None and len(sample.lengths) else None
     if rows is None or rows.tokens < TOKENS:
         many = summary.dump.tokens
         return Diagnosis(verdict="cannot_tell", headline=f"{many:,} tokens are too few to tell.")

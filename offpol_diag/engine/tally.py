@@ -1,4 +1,4 @@
-"""What an analysis keeps of a dump: named arrays in four kinds, of all of it or by key, and best records.
+"""What an analysis keeps of a dump: named arrays in four kinds, of all of it or by key.
 
 Those of two parts of a dump merge to those of both, name by name; a name that one part lacks is the other's.
 
@@ -18,7 +18,6 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from offpol_diag.core.state import State
 
@@ -239,45 +238,6 @@ def _hashed(key: str) -> int:
     return int.from_bytes(blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
 
 
-# ---------------------------------------------------------------- records
-
-
-@dataclass(frozen=True)
-class Records:
-    """The records of highest score.
-
-    Attributes:
-        most: how many are kept.
-        table: a column `score`, falling, and others; a column `size` counts towards `room`. Equal scores are
-            ordered by the other columns, so that the order of merging does not matter.
-        room: the most that the sizes of kept records add up to; the first is kept whatever its size.
-        seen: number of records there were.
-    """
-
-    most: int
-    table: pa.Table
-    room: int | None = None
-    seen: int = 0
-
-    @classmethod
-    def of(cls, most: int, table: pa.Table, room: int | None = None, seen: int | None = None) -> Records:
-        """Keep the best of a table; `seen`, if it lacks some that are not among the best."""
-        seen = table.num_rows if seen is None else seen
-        by = [("score", "descending")]
-        plain = (one.name for one in table.schema if not pa.types.is_nested(one.type))
-        by += [(name, "ascending") for name in plain if name != "score"]
-        table = table.sort_by(by)[:most]
-        if room is not None and len(table):
-            sizes = np.cumsum(table["size"].to_numpy())
-            table = table[: max(int(np.searchsorted(sizes, room, side="right")), 1)]
-        return cls(most, table.combine_chunks(), room, seen)
-
-    def merge(self, other: Records) -> Records:
-        """Keep the best of both."""
-        both = pa.concat_tables((self.table, other.table))
-        return Records.of(self.most, both, self.room, self.seen + other.seen)
-
-
 # ---------------------------------------------------------------- the whole
 
 
@@ -288,13 +248,11 @@ class Tally:
     Attributes:
         whole: arrays of all of it.
         by_key: arrays by key, by the name of what the keys are of.
-        records: best records.
         state: what is kept by bucket of groups.
     """
 
     whole: Arrays = field(default_factory=Arrays)
     by_key: dict[str, ByKey] = field(default_factory=dict)
-    records: dict[str, Records] = field(default_factory=dict)
     state: State = field(default_factory=State)
 
     @np.errstate(all="ignore")
@@ -303,6 +261,5 @@ class Tally:
         return Tally(
             self.whole.merge(other.whole),
             _merged(ByKey.merge, self.by_key, other.by_key),
-            _merged(Records.merge, self.records, other.records),
             self.state.merge(other.state),
         )

@@ -1,0 +1,497 @@
+"""Rows that are kept as they are: the worst ones, the sample of the diagnosis, examples of what is dropped.
+
+Which ones depends on the dump alone: not on their order, nor on how files, batches and threads cut it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from offpol_diag.core.devices import fetched
+from offpol_diag.core.evaluate import Evaluator
+from offpol_diag.core.gap import Terms
+from offpol_diag.core.intervals import AS_SEEN, Formula, Reader, mean, missing
+from offpol_diag.core.segments import floats
+from offpol_diag.core.state import Array, State, Table, mix
+from offpol_diag.core.steps import rule as rule_of
+from offpol_diag.core.steps import steps
+from offpol_diag.dump.batch import Batch
+from offpol_diag.dump.schema import PROMPT_IDS
+from offpol_diag.number import LARGEST
+from offpol_diag.numerals import counted
+from offpol_diag.presets import OF_SEQUENCES, Preset, formulas
+from offpol_diag.result import Drops, LostSequence, Subset, Worst, WorstSequence, WorstToken
+
+M = TypeVar("M", WorstSequence, WorstToken, LostSequence)
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Records:
+    """The rows of highest score, falling; equal scores are ordered by the fields, in their order, as text."""
+
+    most: int
+    rows: tuple[tuple[float, Row], ...]
+
+    @classmethod
+    def of(cls, most: int, scored: Iterable[tuple[float, Row]]) -> Records:
+        """Keep the best of some rows."""
+
+        def order(one: tuple[float, Row]) -> tuple[float, list[str | bytes]]:
+            score, row = one
+            return -score, [x.tobytes() if isinstance(x, np.ndarray) else repr(x) for x in row.values()]
+
+        return cls(most, tuple(sorted(scored, key=order)[:most]))
+
+    def merge(self, other: Records) -> Records:
+        """Keep the best of both."""
+        return Records.of(self.most, self.rows + other.rows)
+
+    def read(self, kind: type[M]) -> list[M]:
+        """Return the rows, best first."""
+        return [
+            kind(**{name: x.tolist() if isinstance(x, np.ndarray) else x for name, x in row.items()})
+            for _, row in self.rows
+        ]
+
+
+# ---------------------------------------------------------------- worst and typical sequences, worst tokens
+
+SEQUENCES, TOKENS, CONTEXT = 10, 20, 3
+TYPICAL, STRIP = 9, 256
+"""Sequences to choose a typical one from, and most tokens of a sequence that are kept."""
+TIES = 1000
+"""Most rows of equal score, beyond those kept, among which the order of `Records` decides."""
+
+
+def observe(terms: Terms, groups: Array) -> State:
+    """Keep rows of a batch, given the terms of the main drift and the hash of each sequence's group, [S]."""
+    batch, runs = terms.batch, terms.tokens.sequences
+    q, p = _policies(terms)
+    k3, total, most = (
+        fetched([x]) for x in (runs.mean(terms.k3), runs.sum(terms.delta), runs.max(terms.size))
+    )
+    numbers = np.nan_to_num(np.stack((k3, total, np.minimum(most, LARGEST)), axis=1))
+    order = hashes(batch, q, p)
+    usual = order / 2.0**64 + 0.5 + [lag == 0 for lag in batch.scalars.get("policy_lag", [None] * len(order))]
+    usual[(batch.lengths == 0) | ~np.isfinite(k3)] = -1.0
+
+    def sequences(scores: Array, many: int) -> Records:
+        at = _largest(scores, many)
+        return Records.of(many, [(float(scores[i]), _sequence(terms, i, numbers[i])) for i in at.tolist()])
+
+    worst = np.partition(most, -TOKENS)[-TOKENS] if len(most) > TOKENS else 0.0
+    at = np.flatnonzero(np.repeat((most >= worst) & (most > 0), batch.lengths))
+    at = at[_largest(np.abs(p[at] - q[at]), TOKENS)]
+    rows = [_token(terms, i) for i in at.tolist()]
+    return State(
+        records={
+            "worst": sequences(numbers[:, 0], SEQUENCES),
+            "typical": sequences(usual, TYPICAL),
+            "tokens": Records.of(TOKENS, [(abs(row["log_ratio"]), row) for row in rows]),
+            "sample": Sampling.of(batch, q, p, groups, order),
+        }
+    )
+
+
+def _policies(terms: Terms) -> tuple[Array, Array]:
+    """Return the log-probs of both policies on the host, [T] each."""
+    q, p = (terms.batch.policy(name) for name in (terms.drift.denominator, terms.drift.numerator))
+    assert q is not None
+    assert p is not None
+    return q, p
+
+
+def _largest(scores: Array, many: int) -> Array:
+    """Return the indices of the largest scores above 0, falling, with up to `TIES` ties."""
+    last = np.partition(scores, -many)[-many] if len(scores) > many else 0.0
+    candidates = np.flatnonzero((scores >= last) & (scores > 0))
+    result: Array = candidates[np.argsort(-scores[candidates], kind="stable")[: many + TIES]]
+    return result
+
+
+def _named(batch: Batch, at: int) -> Row:
+    """Return the id of a sequence as text, `?` without one, and its step if it is a whole number."""
+    name, step = (batch.scalars[key][at] if key in batch.scalars else None for key in ("sequence_id", "step"))
+    known = "?" if name is None else str(name)
+    return {"sequence_id": known, "step": step if isinstance(step, int) else None}
+
+
+def _sequence(terms: Terms, at: int, numbers: Array) -> Row:
+    """Describe a sequence, with at most `STRIP` of its tokens: those of largest ΣK3."""
+    batch, (q, p) = terms.batch, _policies(terms)
+    begin, end = batch.cu_seqlens[at : at + 2].tolist()
+    first = 0
+    if end - begin > STRIP:
+        total = np.cumsum(np.concatenate(([0.0], np.nan_to_num(fetched([terms.k3[begin:end]])))))
+        first = int(np.argmax(total[STRIP:] - total[:-STRIP]))
+    here = slice(begin + first, min(begin + first + STRIP, end))
+    lag = batch.scalars["policy_lag"][at] if "policy_lag" in batch.scalars else None
+    k3, delta, most = numbers.tolist()
+    return _named(batch, at) | {
+        "length": end - begin,
+        "log_ratio_sum": delta,
+        "k3_mean": k3,
+        "max_abs_log_ratio": most,
+        "policy_lag": lag if isinstance(lag, int) else None,
+        "reward": None if batch.rewards is None else float(batch.rewards[at]),
+        "first": first,
+        "positions": batch.position[here].copy(),
+        "token_ids": np.zeros(0, np.int64) if batch.token_ids is None else batch.token_ids[here].copy(),
+        "log_ratios": np.nan_to_num(p[here] - q[here]),
+        "rollout_log_probs": np.nan_to_num(q[here]),
+        "train_log_probs": np.nan_to_num(p[here]),
+    }
+
+
+def _token(terms: Terms, at: int) -> Row:
+    """Describe a token, with the log-ratios around it."""
+    batch, (q, p) = terms.batch, _policies(terms)
+    row = int(np.searchsorted(batch.cu_seqlens, at, side="right")) - 1
+    first, last = batch.cu_seqlens[row : row + 2].tolist()
+    begin, end = max(at - CONTEXT, first), min(at + CONTEXT + 1, last)
+    around = np.nan_to_num(p[begin:end] - q[begin:end]).tolist()
+    return _named(batch, row) | {
+        "position": int(batch.position[at]),
+        "length": last - first,
+        "token_id": None if batch.token_ids is None else int(batch.token_ids[at]),
+        "rollout_log_prob": float(q[at]),
+        "train_log_prob": float(p[at]),
+        "log_ratio": around[at - begin],
+        "before": around[: at - begin],
+        "after": around[at - begin + 1 :],
+    }
+
+
+def worst(state: State) -> Worst:
+    """Read the worst sequences and tokens, and the sequence of median K3 of a few, of lag 0 where any are."""
+    few = state.records["typical"].read(WorstSequence)
+    usual = sorted(
+        [row for row in few if row.policy_lag == 0] or few, key=lambda row: (row.k3_mean, row.sequence_id)
+    )
+    return Worst(
+        sequences=[_rounded(row) for row in state.records["worst"].read(WorstSequence)],
+        tokens=state.records["tokens"].read(WorstToken),
+        typical=[_rounded(row) for row in usual[(len(usual) - 1) // 2 :][:1]],
+    )
+
+
+def _rounded(row: WorstSequence) -> WorstSequence:
+    """Round the log-probs of a sequence's tokens to 5 digits."""
+    logs = (row.log_ratios, row.rollout_log_probs, row.train_log_probs)
+    ratios, rollout, train = ([float(f"{x:.5g}") for x in one] for one in logs)
+    return row._replace(log_ratios=ratios, rollout_log_probs=rollout, train_log_probs=train)
+
+
+# ---------------------------------------------------------------- the sample of the diagnosis
+
+ROOM = 1 << 18
+"""Most tokens of a sample: a dump of fewer is read whole. A sequence counts `EACH` more, for its scalars."""
+EACH = 24
+STEPS = 128
+"""Steps that share a sample evenly. Of more, those that differ by a multiple of it have one share."""
+IN_PROMPT = "in_prompt"
+"""Whether the id of a token occurs in its prompt."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Whole groups of sequences, some of every step, token by token.
+
+    Logging faults (a shift, a constant, a break) show in adjacent tokens only, which sums cannot hold.
+
+    Attributes:
+        lengths: number of unmasked tokens of each sequence, [S] int64.
+        widths: the same with masked ones: how wide the row was written, [S] int64.
+        values: q and p (log π_rollout and log π_train, nats), position, turn (its index in the sequence), and
+            of token_ids, entropy, reference and in_prompt what the dump has; of all sequences, [T].
+        scalars: per-sequence columns by name, rewards among them, S values each.
+        full: whether sequences were left out.
+    """
+
+    lengths: Array
+    widths: Array
+    values: dict[str, Array]
+    scalars: dict[str, list[Any]]
+    full: bool = False
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """A sample while it is drawn.
+
+    Groups stand in the order of their hashes in each step, and the room is divided evenly among the steps: of
+    each, those sequences are kept before which there is less than its share. A part of a dump has fewer
+    before each, and larger shares, so that it keeps all that the whole dump does.
+
+    Attributes:
+        rows: step modulo `STEPS`, hash of the group, hash of the sequence, length, width; [5, S] int64.
+        tokens: columns of the tokens of these sequences, [T] each.
+        scalars: columns of the sequences, S values each.
+        costs: what all sequences of each step would take, kept or not, [STEPS] int64.
+    """
+
+    rows: Array
+    tokens: dict[str, Array]
+    scalars: dict[str, list[Any]]
+    costs: Array
+
+    @classmethod
+    def of(cls, batch: Batch, q: Array, p: Array, groups: Array, order: Array) -> Sampling:
+        """Draw from a batch, without its empty sequences."""
+        given, lengths = batch.scalars.get("step", [None] * batch.sequences), batch.lengths
+        step = np.array([one % STEPS if isinstance(one, int) else 0 for one in given], np.int64)
+        rows = np.stack((step, groups.view(np.int64), order, lengths, lengths + batch.masked))
+        turn, there = np.repeat(np.arange(len(batch.cu_runs) - 1), np.diff(batch.cu_runs)), lengths > 0
+        turn -= np.repeat(turn[batch.cu_seqlens[:-1][there]], lengths[there])
+        columns = {"q": q, "p": p, "position": batch.position, "turn": turn, "token_ids": batch.token_ids}
+        columns |= {"entropy": batch.entropy, "reference": batch.reference}
+        tokens = {name: x for name, x in columns.items() if x is not None}
+        scalars = batch.scalars | ({} if batch.rewards is None else {"rewards": batch.rewards.tolist()})
+        costs = np.bincount(step, (lengths + EACH) * there, STEPS).astype(np.int64)
+        found = cls(rows, tokens, scalars, costs)._only(there)
+        found = found._only(found._kept(found.rows))
+        return found._digested if PROMPT_IDS in scalars else found
+
+    def merge(self, other: Sampling) -> Sampling:
+        """Draw from both."""
+        costs, rows = self.costs + other.costs, np.concatenate((self.rows, other.rows), axis=1)
+        kept = np.split(replace(self, costs=costs)._kept(rows), [self.rows.shape[1]])
+        one, two = (each._only(flags) for each, flags in zip((self, other), kept, strict=True))
+        return Sampling(
+            np.concatenate((one.rows, two.rows), axis=1),
+            {name: np.concatenate((x, two.tokens[name])) for name, x in one.tokens.items()},
+            {name: x + two.scalars[name] for name, x in one.scalars.items()},
+            costs,
+        )
+
+    def _kept(self, rows: Array) -> Array:
+        """Flag the sequences that the shares of their steps have room for, [S].
+
+        A share is the L with Σ min(L, cost) = `ROOM` over the steps; all is kept where that fits.
+        """
+        costs = np.sort(self.costs[self.costs > 0])
+        left = ROOM - (np.cumsum(costs) - costs)  # what those cheaper than each leave
+        shares = left // np.arange(len(costs), 0, -1)
+        if not (short := np.flatnonzero(shares < costs)).size:
+            return np.ones(rows.shape[1], np.bool_)
+        at = np.lexsort(rows[2::-1])
+        cost = rows[3, at] + EACH
+        before = np.cumsum(cost) - cost
+        before -= np.maximum.accumulate(np.where(np.diff(rows[0, at], prepend=-1), before, 0))
+        kept = np.empty(len(at), np.bool_)
+        kept[at] = before < max(shares[short[0]], 1)
+        return kept
+
+    def _only(self, kept: Array) -> Sampling:
+        """Return the flagged sequences."""
+        if kept.all():
+            return self
+        at, flags = np.flatnonzero(kept).tolist(), np.repeat(kept, self.rows[3])
+        tokens = {name: x[flags] for name, x in self.tokens.items()}
+        scalars = {name: [x[i] for i in at] for name, x in self.scalars.items()}
+        return Sampling(self.rows[:, kept], tokens, scalars, self.costs)
+
+    @property
+    def _digested(self) -> Sampling:
+        """The same with digests of prompts, equal for equal ones only, and with `IN_PROMPT`."""
+        prompts, tokens = self.scalars[PROMPT_IDS], self.tokens
+        some = [None if x is None else x.astype(np.int64).tobytes() for x in prompts]
+        digests = [None if x is None else blake2b(x, digest_size=8).hexdigest() for x in some]
+        if "token_ids" in tokens and prompts:
+            each = zip(np.split(tokens["token_ids"], np.cumsum(self.rows[3])[:-1]), prompts, strict=True)
+            known = [np.isin(ids, () if prompt is None else prompt) for ids, prompt in each]
+            tokens = tokens | {IN_PROMPT: np.concatenate(known)}
+        return replace(self, tokens=tokens, scalars=self.scalars | {PROMPT_IDS: digests})
+
+    def read(self) -> Sample:
+        """Return the sample, in the order of the sequences' hashes.
+
+        The last group of a step that was cut may lack sequences: it is left out unless it is the only one.
+        """
+        step, group, order, lengths, widths = self.rows
+        costs = np.bincount(step, lengths + EACH, STEPS)
+        whole = np.ones(len(order), np.bool_)
+        for one in np.flatnonzero(costs < self.costs):
+            own = np.unique(group[step == one])
+            whole &= (step != one) | (group != own[-1]) | (len(own) < 2)
+        at = np.flatnonzero(whole)
+        at = at[np.argsort(order[at], kind="stable")]
+        starts, many = np.cumsum(lengths) - lengths, lengths[at]
+        tokens = np.repeat(starts[at] - (np.cumsum(many) - many), many) + np.arange(int(many.sum()))
+        values = {name: x[tokens] for name, x in self.tokens.items()}
+        scalars = {name: [_plain(x[i]) for i in at.tolist()] for name, x in self.scalars.items()}
+        return Sample(
+            many, widths[at], values, scalars, bool(lengths[at].sum() + EACH * len(at) < self.costs.sum())
+        )
+
+
+def sample(state: State) -> Sample:
+    """Read the sample."""
+    drawn: Sampling = state.records["sample"]
+    return drawn.read()
+
+
+def hashes(batch: Batch, q: Array, p: Array) -> Array:
+    """Hash each sequence's group, length, and first and last log-probs, [S] int64."""
+    end = max(batch.tokens - 1, 0)
+    first, last = (np.clip(x, 0, end) for x in (batch.cu_seqlens[:-1], batch.cu_seqlens[1:] - 1))
+    result = mix((batch.key + batch.lengths).view(np.uint64))
+    for x, at in ((q, first), (p, last), (q, last), (p, first)) if batch.tokens else ():
+        result = mix(result ^ x[at].view(np.uint64))
+    return result.view(np.int64)
+
+
+def _plain(x: Any) -> Any:
+    """Return a value of a column as a number or text, or a list of them."""
+    if isinstance(x, np.generic | np.ndarray):
+        return x.tolist()
+    return x if x is None or isinstance(x, int | float | str | list) else str(x)
+
+
+# ---------------------------------------------------------------- what one preset drops and another keeps
+
+EXAMPLES = 5
+EVERY = "every"
+"""Prefix of the columns over all tokens and all sequences."""
+
+
+def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Preset]]) -> State:
+    """Add up what one preset of each pair drops and the other keeps, both ways, and keep examples.
+
+    A token is dropped if it is rejected, vetoed or of weight 0, a sequence if all its tokens are. The terms
+    are of arrays on the host.
+    """
+    batch, evaluator, runs = terms.batch, terms.tokens, terms.tokens.sequences
+    advantages, total = batch.advantages, runs.sum(terms.delta)
+    columns = {"tokens": runs.n, "sequences": floats(runs.filled)}
+    records: dict[str, Records] = {}
+
+    def add(name: str, lost: Array, whole: Array) -> None:
+        of_tokens = {"count": runs.count(lost), "delta": runs.sum(np.where(lost, terms.delta, 0.0))}
+        of_sequences = {"count": floats(whole), "delta": np.where(whole, total, 0.0)}
+        if advantages is not None:
+            for sign, flags in (("positive", advantages > 0), ("negative", advantages < 0)):
+                of_tokens[sign] = runs.count(lost & flags)
+            mean_advantage = runs.mean(advantages)
+            of_sequences |= {"positive": floats(whole & (mean_advantage > 0))}
+            of_sequences |= {"negative": floats(whole & (mean_advantage < 0))}
+        for unit, found in (("tokens", of_tokens), ("sequences", of_sequences)):
+            found["length"] = found["count"] * runs.n
+            if batch.rewards is not None:
+                found["reward"] = found["count"] * batch.rewards
+            columns.update({f"{name}|{unit}.{column}": x for column, x in found.items()})
+
+    kept = {preset: _kept(evaluator, preset) for pair in pairs for preset in pair}
+    add(EVERY, np.ones(batch.tokens, np.bool_), runs.filled)
+    for ours, theirs in (way for pair in pairs for way in (pair, pair[::-1])):
+        name, lost = f"{ours.name}>{theirs.name}", kept[theirs] & ~kept[ours]
+        many = runs.count(lost)
+        add(name, lost, (many > 0) & (runs.count(kept[ours]) == 0))
+        scores = np.where(many > 0, np.abs(np.nan_to_num(total)), -1.0)
+        best = np.argsort(-scores, kind="stable")[:EXAMPLES]
+        examples = [
+            _named(batch, at)
+            | {
+                "length": int(batch.lengths[at]),
+                "tokens": int(many[at]),
+                "log_ratio_sum": float(np.nan_to_num(total[at])),
+                "reward": None if batch.rewards is None else float(batch.rewards[at]),
+                "fired": fired(evaluator, ours, at),
+            }
+            for at in best[scores[best] >= 0].tolist()
+        ]
+        records[f"drops.{name}"] = Records.of(
+            EXAMPLES, [(abs(row["log_ratio_sum"]), row) for row in examples]
+        )
+    return State(tables={"drops": Table.of(columns, buckets)}, records=dict(records))
+
+
+def _kept(evaluator: Evaluator, preset: Preset) -> Array:
+    """Return the tokens that a preset keeps with a weight that is not 0, [T] bool."""
+    own = steps(preset)
+    kept: Array = evaluator.kept(own.tokens, own.sequences)
+    if own.weight is None or not own.weight.may_be_zero:
+        return kept
+    nonzero: Array = evaluator.weight(own.weight) != 0
+    return kept & (nonzero if own.weight.on_tokens else evaluator.sequences.spread(nonzero))
+
+
+def fired(evaluator: Evaluator, preset: Preset, at: int) -> list[str]:
+    """List in words the parts of a preset that drop tokens of the sequence `at`."""
+    result, own = list[str](), steps(preset)
+    tokens = slice(*evaluator.sequences.offsets[at : at + 2].tolist())
+    here = {True: tokens, False: slice(at, at + 1)}
+    for reject in preset.reject:
+        rule = rule_of(preset.policy, reject)
+        if many := int((~evaluator.passes(rule)[here[reject.on_tokens]]).sum()):
+            bounds = f"outside {formulas.bounds(reject)}{formulas.SIGNS[reject.advantage]}"
+            if reject.over in OF_SEQUENCES:
+                value = float(evaluator.judged(rule)[at])
+                value = math.exp(min(value, 700.0)) if reject.statistic == "ratio" else value
+                result.append(f"{formulas.judged(reject)} = {value:.3g}, {bounds}")
+            else:
+                result.append(f"{counted(many, 'token')} {bounds}")
+    veto, weight = own.sequences.veto, own.weight
+    if veto is not None and (many := int(evaluator.veto_hits(veto)[at])):
+        result.append(
+            f"veto: {counted(many, 'token')} with {formulas.veto(preset.veto).removeprefix('any ')}"
+        )
+    if weight is not None and (many := int((evaluator.weight(weight)[here[weight.on_tokens]] == 0).sum())):
+        what = counted(many, "token") if weight.on_tokens else "the sequence"
+        result.append(f"{what} of weight 0: {formulas.weight(preset.weight)}")
+    return result
+
+
+class Dropped(NamedTuple):
+    """What presets drop that the one they are compared with keeps, the other way round, and all there is."""
+
+    all_tokens: Subset | None = None
+    all_sequences: Subset | None = None
+    drops: Sequence[Drops] = ()
+
+
+def dropped(state: State, seed: int, pairs: Sequence[tuple[Preset, Preset]]) -> Dropped:
+    """Read the numbers and examples of `observe_drops`."""
+    reader = Reader.of(state.tables["drops"], seed, state.many)
+
+    def both(name: str) -> tuple[Subset, Subset]:
+        return _subset(reader, name, "tokens"), _subset(reader, name, "sequences")
+
+    drops = []
+    for kept_by, dropped_by in ((a.name, b.name) for pair in pairs for a, b in (pair, pair[::-1])):
+        name = f"{dropped_by}>{kept_by}"
+        tokens, sequences = both(name)
+        examples = state.records[f"drops.{name}"].read(LostSequence)
+        drops.append(
+            Drops(
+                dropped_by=dropped_by, kept_by=kept_by, tokens=tokens, sequences=sequences, examples=examples
+            )
+        )
+    return Dropped(*both(EVERY), drops)
+
+
+SUBSET = (
+    Formula("length", "tokens", "", "mean length of their sequences", mean("length", "count"), AS_SEEN),
+    Formula("reward", "", "", "mean reward of their sequences", mean("reward", "count"), AS_SEEN),
+    Formula("positive", "fraction", "", "share with A > 0", mean("positive", "count")),
+    Formula("negative", "fraction", "", "share with A < 0", mean("negative", "count")),
+    Formula("log_ratio", "nats", "", "mean Δ; of sequences mean ΣΔ", mean("delta", "count")),
+)
+LACKING = {"reward": ["rewards"], "positive": ["advantages"], "negative": ["advantages"]}
+
+
+def _subset(reader: Reader, name: str, unit: str) -> Subset:
+    prefix = f"{name}|{unit}."
+    share = Formula("share", "fraction", unit, f"share of all {unit}", lambda get: get("count") / get(unit))
+    numbers = {share.name: reader.number(share, prefix)}
+    for row in (replace(row, over=f"these {unit}") for row in SUBSET):
+        known = row.name not in LACKING or prefix + row.name in reader.drawn
+        numbers[row.name] = reader.number(row, prefix) if known else missing(row, LACKING[row.name])
+    return Subset(count=round(float(reader.drawn[f"{prefix}count"][0])), numbers=numbers)

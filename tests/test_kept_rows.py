@@ -1,0 +1,163 @@
+"""Rows that are kept as they are: the sample of the diagnosis, and the rows of highest score."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import reduce
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from offpol_diag.core import kept_rows
+from offpol_diag.core.gap import DRIFTS, Tokens
+from offpol_diag.core.kept_rows import EACH, STEPS, Records, Sample, Sampling, hashes
+from offpol_diag.core.state import groups_of
+from offpol_diag.dump.batch import Batch, joined
+from offpol_diag.dump.read import open_dump
+from tests import oracles
+
+ROOM = 6000
+
+
+def batches(steps, groups=6, seed=0):
+    """Return a batch of each step: so many groups of one to four sequences of one to 40 tokens."""
+    chance = np.random.default_rng(seed)
+    for step in steps:
+        many = chance.integers(1, 5, groups)
+        key = np.repeat(np.arange(groups), many)
+        lengths = chance.integers(1, 41, len(key))
+        ends = np.concatenate(([0], np.cumsum(lengths)))
+        logs = -chance.exponential(size=ends[-1])
+        yield Batch(
+            rollout=logs,
+            old=logs - 1,
+            cu_seqlens=ends,
+            cu_runs=ends,
+            position=np.arange(ends[-1]) - np.repeat(ends[:-1], lengths),
+            key=key,
+            masked=np.arange(len(key)),
+            scalars={"step": [step] * len(key), "group_id": key.tolist(), "host": ["a\ud800"] * len(key)},
+        )
+
+
+def drawn(batch: Batch) -> Sampling:
+    groups = groups_of(batch.key, [*map(str, batch.scalars["step"])] if "step" in batch.scalars else None)
+    return Sampling.of(batch, batch.rollout, batch.old, groups, hashes(batch, batch.rollout, batch.old))
+
+
+def same(one: Sample, two: Sample) -> bool:
+    arrays = [one.lengths, one.widths, *one.values.values()], [two.lengths, two.widths, *two.values.values()]
+    return one.scalars == two.scalars and all(map(np.array_equal, *arrays)) and one.full == two.full
+
+
+@pytest.mark.parametrize("steps", [range(3), range(60), range(0, 3 * STEPS, 2)])
+def test_the_sample_does_not_depend_on_cuts_and_order(steps, monkeypatch):
+    monkeypatch.setattr(kept_rows, "ROOM", ROOM)
+    parts = [*batches(steps)]
+    halves = [half for part in parts for half in (part.rows(0, 3), part.rows(3, part.sequences))]
+    shuffled = [halves[i] for i in np.random.default_rng(1).permutation(len(halves))]
+
+    whole = drawn(joined(parts)).read()
+    for some in (parts, shuffled):
+        each = [*map(drawn, some)]
+        pairs = [reduce(Sampling.merge, each[i : i + 5]) for i in range(0, len(each), 5)]
+        assert same(reduce(Sampling.merge, each).read(), whole)
+        assert same(reduce(Sampling.merge, pairs[::-1]).read(), whole)
+    assert whole.full == (len(steps) > 3)
+
+
+def test_a_sample_has_some_of_every_step_whole_groups_and_no_less_than_fits(monkeypatch):
+    monkeypatch.setattr(kept_rows, "ROOM", ROOM)
+    parts = [*batches(range(12), groups=40), *batches([99], groups=2)]
+    found = reduce(Sampling.merge, map(drawn, parts)).read()
+
+    every = Counter(pair for part in parts for pair in keys(part.scalars))
+    kept = Counter(keys(found.scalars))
+    assert {step for step, _ in kept} == {*range(12), 99}
+    assert all(every[group] == many for group, many in kept.items())
+    assert sum(step == 99 for step, _ in kept) == 2  # what a small step leaves is the others'
+    cost = found.lengths.sum() + EACH * len(found.lengths)
+    most = 4 * (40 + EACH)  # of a group
+    assert ROOM - 13 * most < cost < ROOM + 13 * most
+
+
+def keys(scalars):
+    return zip(scalars["step"], scalars["group_id"], strict=True)
+
+
+def test_a_group_that_is_larger_than_the_share_of_its_step_is_there_in_part(monkeypatch):
+    monkeypatch.setattr(kept_rows, "ROOM", 200)
+    (one,) = batches([0], groups=1, seed=3)
+    (other,) = batches([1], groups=1, seed=4)
+    many = joined([one] * 9 + [other])
+    found = drawn(many).read()
+    assert {*found.scalars["step"]} == {0, 1}
+    assert 0 < len(found.lengths) < many.sequences
+
+
+def test_a_small_dump_is_read_whole_with_every_column(tmp_path: Path) -> None:
+    mask = [[1, 1, 0, 0, 1, 1], [0, 1, 1, 1, 0, 1], [0, 0, 0, 0, 0, 0]]
+    rows = [
+        {
+            "rollout_log_probs": [-1.0 - i - t for t in range(6)],
+            "old_log_probs": [-1.5 - i - t for t in range(6)],
+            "response_mask": mask[i],
+            "token_ids": [10 * i + t for t in range(6)],
+            "entropy": [0.5] * 6,
+            "rewards": float(i),
+            "group_id": "g",
+            "sequence_id": f"s{i}",
+        }
+        for i in range(3)
+    ]
+    (batch,) = open_dump([oracles.write(rows, tmp_path / "a.parquet")]).batches()
+    groups = groups_of(batch.key, None)
+    found = Sampling.of(
+        batch, batch.rollout, batch.old, groups, hashes(batch, batch.rollout, batch.old)
+    ).read()
+
+    at = np.argsort(found.scalars["rewards"])
+    values = {name: np.split(x, np.cumsum(found.lengths)[:-1]) for name, x in found.values.items()}
+    assert (found.full, found.lengths.tolist(), found.widths.tolist()) == (False, [4, 4], [6, 6])
+    for i, row in enumerate(at):
+        there = np.flatnonzero(mask[i])
+        assert values["position"][row].tolist() == there.tolist()
+        assert values["turn"][row].tolist() == [[0, 0, 1, 1], [0, 0, 0, 1]][i]
+        assert values["q"][row].tolist() == [-1.0 - i - t for t in there]
+        assert values["p"][row].tolist() == [-1.5 - i - t for t in there]
+        assert values["token_ids"][row].tolist() == [10 * i + t for t in there]
+        assert values["entropy"][row].tolist() == [0.5] * 4
+    assert [found.scalars["sequence_id"][i] for i in at] == ["s0", "s1"]  # without the one that is masked
+    assert {"group_id", "rewards", "sequence_id"} <= found.scalars.keys()
+
+
+def test_no_response_is_cut():
+    tokens = (1 << 17) + 5
+    logs, ends = -np.ones(tokens), np.array([0, tokens])
+    batch = Batch(logs, ends, ends, np.arange(tokens), np.zeros(1, np.int64), np.zeros(1, np.int64), old=logs)
+    found = drawn(batch).read()
+    assert found.values["position"].tolist() == list(range(tokens))
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_worst_tokens_are_those_of_a_full_sort(seed, ties):
+    (batch,) = batches([0], groups=20, seed=seed)
+    delta = np.random.default_rng(seed).standard_normal(batch.tokens) * (seed > 0)
+    batch.old[:] = batch.rollout + ((delta * 4).round() / 4 if ties else delta)
+    state = kept_rows.observe(Tokens.of(batch).terms(DRIFTS[0]), groups_of(batch.key, None))
+    every = sorted(np.abs(batch.old - batch.rollout).tolist(), reverse=True)
+    expected = [x for x in every[:20] if x > 0]
+    assert [abs(one.log_ratio) for one in kept_rows.worst(state).tokens] == expected
+
+
+def test_records_of_equal_score_are_ordered_by_their_text_and_merge_in_any_order():
+    def of(*rows):
+        return Records.of(3, [(score, {"id": name, "x": np.array([at])}) for score, name, at in rows])
+
+    parts = of((1.0, "b", 1), (1.0, "a", 2)), of((2.0, "z", 3), (0.5, "a", 4)), of((1.0, "a", 1))
+    for some in permutations(parts):
+        found = reduce(Records.merge, some).rows
+        assert [(row["id"], *row["x"].tolist()) for _, row in found] == [("z", 3), ("a", 1), ("a", 2)]
