@@ -8,11 +8,9 @@ import pickle
 import struct
 from collections import OrderedDict
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -29,9 +27,6 @@ def test_views_of_tensors_are_read(dtype: torch.dtype, tmp_path: Path) -> None:
     for name, tensor in value.items():
         assert found[name].tolist() == tensor.tolist()
         assert found[name].shape == tensor.shape
-
-
-# ---------------------------------------------------------------- code, damage
 
 
 class Calls:
@@ -57,13 +52,6 @@ def saved(value: Any, stored: bytes = b"", instead: bytes = b"") -> bytes:
     return data.replace(stored, instead) if stored else data
 
 
-def named(whole: str) -> bytes:
-    """Make a pickle that looks up a name."""
-    module, _, name = whole.partition(" ")
-    words = (pickle.BINUNICODE + struct.pack("<I", len(word)) + word.encode() for word in (module, name))
-    return b"\x80\x04" + b"".join(words) + pickle.STACK_GLOBAL + pickle.STOP
-
-
 CALLED = "touch"
 SYSTEM = Calls(os.system, CALLED)
 BYTES: Mapping[str, tuple[bytes, str]] = {
@@ -74,8 +62,11 @@ BYTES: Mapping[str, tuple[bytes, str]] = {
     "eval.pkl": (within(Calls(eval, "1/0")), "holds builtins.eval, which"),
     "getattr.pkl": (within(Calls(getattr, OrderedDict, "fromkeys")), "holds builtins.getattr, which"),
     "import.pkl": (within(Calls(__import__, "os")), "holds builtins.__import__, which"),
-    "attribute.pkl": (named("numpy dtype.__class__"), "holds numpy.dtype.__class__, which"),
-    "loader.pkl": (named("torch load"), "holds torch.load, which"),
+    "attribute.pkl": (
+        b"\x80\x04\x8c\x05numpy\x8c\x0fdtype.__class__\x93.",
+        "holds numpy.dtype.__class__, which",
+    ),
+    "loader.pkl": (b"ctorch\nload\n.", "holds torch.load, which"),
     "tensor.pkl": (within(torch.zeros(2)), "holds torch.storage._load_from_bytes, which"),
     "class.pkl": (within(Path("a")), "holds pathlib."),
     "extension.pkl": (b"\x80\x04\x82\x01.", "a damaged pickle"),
@@ -98,15 +89,3 @@ def test_no_code_of_a_pickle_runs_and_damage_is_one_error(
     assert says in refused.value.message
     assert refused.value.hint
     assert not (tmp_path / CALLED).exists()
-
-
-def test_a_bit_that_is_flipped_is_an_error_or_another_number(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    for value in ({"logprobs": random.random((3, 4))}, [{"logprobs": [-1.0, -2.0], "host": "a"}]):
-        data = np.frombuffer(pickle.dumps(value, protocol=4), np.uint8)
-        for _ in range(150):
-            flipped = data.copy()
-            flipped[random.integers(len(data))] ^= 1 << random.integers(8)
-            (tmp_path / "a.pkl").write_bytes(flipped)
-            with suppress(DumpError):
-                pickles.load(tmp_path / "a.pkl")

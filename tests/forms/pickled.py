@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import torch
 
 from tests.forms.written import Written
@@ -120,50 +119,6 @@ def ranks(
     return place
 
 
-def miles_columns(folder: Path, made: Written, rollout: int = 13) -> Path:
-    """radixark/miles: ray/rollout/debug_data.py (save_dashboard_columns)."""
-    schema: dict[str, Any] = {"sample_index": pl.Int32, "response_length": pl.Int32, "total_length": pl.Int32}
-    schema |= {"tokens": pl.List(pl.Int32), "loss_mask": pl.List(pl.Int8)}
-    schema |= {"rollout_log_probs": pl.List(pl.Float32)}
-    samples = [_sample(made, i) for i in range(len(made))]
-    for one in samples:
-        one |= {"sample_index": one["index"], "total_length": len(one["tokens"])}
-        one["loss_mask"] = one["loss_mask"] if 0 in one["loss_mask"] else None
-    frame = pl.DataFrame([{name: one[name] for name in schema} for one in samples], schema=schema)
-    path = folder / "dashboard_columns" / f"rollout_{rollout}.parquet"
-    path.parent.mkdir(exist_ok=True)
-    frame.write_parquet(path, row_group_size=8)
-    return path
-
-
-def policy_loss(folder: Path, made: Written, context: int = 1) -> Path:
-    """radixark/miles: training_utils/debug_dump.py, two calls of four samples, two tensor-parallel ranks."""
-    place = folder / "policy_loss_debug"
-    place.mkdir()
-    for rank, call in itertools.product(range(2 * context), (0, 1)):
-        samples = []
-        for index, i in enumerate(range(4 * call, 4 * call + 4)):
-            response = len(made.responses[i])
-            total = len(made.prompts[i]) + response
-            here = spans(total, response, rank // 2, context) if context > 1 else [(0, response)]
-            columns = {
-                "train_log_probs": made.old[i] - np.float32(0.25),
-                "old_log_probs": made.old[i],
-                "advantages": [made.advantages[i]] * response,
-                "local_loss_mask": made.mask[i],
-                "rollout_log_probs": made.rollout[i],
-            }
-            lists = {
-                name: np.concatenate([values[:0], *(values[a:b] for a, b in here)])
-                for name, values in columns.items()
-            }
-            sample: dict[str, Any] = {"index": index, "total_length": total, "response_length": response}
-            samples.append(sample | {name: torch.tensor(values).float() for name, values in lists.items()})
-        value = {"rank": rank, "call": call, "samples": samples, "ppo_kl": torch.zeros(3), "finite": {}}
-        torch.save(value, place / f"rank_{rank}_call_{call}.pt")
-    return place
-
-
 # ---------------------------------------------------------------- batches of classes that are not installed
 
 
@@ -238,27 +193,4 @@ def skyrl(folder: Path, made: Written, step: int = 6, appended: bool = False) ->
                 return rebuild, (type(self), state)
 
         path.write_bytes(pickle.dumps(_known(place, "TrainingInputBatch", Batch)()))
-    return path
-
-
-def verl(folder: Path, made: Written) -> Path:
-    """verl-project/verl: protocol.py (DataProto.__getstate__), rollout_skip.py; its tensors are left out."""
-    path = folder / "5" / "gen_batch.dp"
-    path.parent.mkdir(exist_ok=True)
-
-    class Proto:
-        def __getstate__(self) -> Any:
-            return {"responses": made.responses, "rollout_log_probs": made.rollout}, {}, {}
-
-    with modules():
-        path.write_bytes(pickle.dumps(_known("verl.protocol", "DataProto", Proto)()))
-    return path
-
-
-def verl_queue(folder: Path, made: Written) -> Path:
-    """verl-project/verl: utils/skip/rollout_skip.py (RolloutTqSkip), with plain tensors."""
-    path = folder / "5" / "0" / "tq_batch.pt"
-    path.parent.mkdir(parents=True)
-    data = {"responses": made.responses, "rollout_log_probs": made.rollout}
-    torch.save({"tensordict": data, "keys": [f"0a-1b{i}" for i in range(len(made))], "global_steps": 5}, path)
     return path

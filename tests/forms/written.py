@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 Array = npt.NDArray[Any]
 
@@ -86,7 +84,7 @@ def lines(path: Path, records: list[dict[str, Any]], **options: Any) -> Path:
     return path
 
 
-def nemo_rl(folder: Path, made: Written, step: int = 7, version: str = "0.6") -> Path:
+def nemo_rl(folder: Path, made: Written, step: int = 7) -> Path:
     """NVIDIA-NeMo/RL: grpo.py (log_data) and utils/logger.py (log_batched_dict_as_jsonl, micro-batches of 1).
 
     prev_logprobs begins with a placeholder 0 and covers the prompt; generation_logprobs is 0 there.
@@ -97,15 +95,14 @@ def nemo_rl(folder: Path, made: Written, step: int = 7, version: str = "0.6") ->
         previous[0] = 0.0
         record: dict[str, Any] = {"content": [f"text {i}"], "rewards": [made.rewards[i]]}
         record["input_lengths"] = [len(made.prompts[i]) + len(made.responses[i])]
-        if version == "0.6":
-            ids = np.concatenate([made.prompts[i], made.responses[i]])
-            ones = np.full(len(made.mask[i]), made.advantages[i])
-            record |= {
-                "token_ids": [np.pad(ids, (0, made.width - len(ids))).tolist()],
-                "token_loss_mask": [made.padded(i, made.mask[i])],
-                "sample_loss_mask": [0.0 if i == 5 else 1.0],
-                "advantages": [made.padded(i, ones, made.advantages[i])],
-            }
+        ids = np.concatenate([made.prompts[i], made.responses[i]])
+        ones = np.full(len(made.mask[i]), made.advantages[i])
+        record |= {
+            "token_ids": [np.pad(ids, (0, made.width - len(ids))).tolist()],
+            "token_loss_mask": [made.padded(i, made.mask[i])],
+            "sample_loss_mask": [0.0 if i == 5 else 1.0],
+            "advantages": [made.padded(i, ones, made.advantages[i])],
+        }
         record["generation_logprobs"] = [made.padded(i, made.rollout[i])]
         record["prev_logprobs"] = [previous]
         records.append({**record, "idx": i})
@@ -151,51 +148,3 @@ def prime_rl(folder: Path, made: Written, step: int = 12, stable: bool = True, o
     if stable:
         (place / "STABLE").touch()
     return place
-
-
-def prime_rank(folder: Path, made: Written) -> Path:
-    """Return the file of the first rank."""
-    return prime_rl(folder, made) / "rank_0.jsonl"
-
-
-def verl(folder: Path, made: Written, step: int = 5) -> Path:
-    """verl-project/verl: trainer/ppo/ray_trainer.py (_dump_generations)."""
-    entries = []
-    for i in range(len(made)):
-        entry: dict[str, Any] = {"input": " ".join(map(str, made.prompts[i])), "output": f"text {i}"}
-        entries.append(entry | {"gts": None, "score": made.rewards[i], "step": step, "acc": bool(i % 2)})
-    path = folder / f"{step}.jsonl"
-    path.write_text("\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries) + "\n")
-    return path
-
-
-def trl(folder: Path, made: Written, step: int = 10, hooked: bool = True) -> Path:
-    """huggingface/trl: trainer/grpo_trainer.py (log); `hooked` adds columns by `_logs["extra"]`."""
-    table: dict[str, Any] = {
-        "step": [step] * len(made),
-        "prompt": [" ".join(map(str, prompt)) for prompt in made.prompts],
-        "completion": [f"text {i}" for i in range(len(made))],
-        "accuracy_reward": made.rewards,
-    }
-    if hooked:
-        table["sampling_per_token_logps"] = [row.tolist() for row in made.rollout]
-        table["old_per_token_logps"] = [row.tolist() for row in made.old]
-        table["completion_mask"] = [row.tolist() for row in made.mask]
-    table["advantage"] = made.advantages
-    place = folder / "completions"
-    place.mkdir(exist_ok=True)
-    path = place / f"completions_{step:05d}.parquet"
-    pq.write_table(pa.table(table), path)  # as pandas does
-    return path
-
-
-def ms_swift(folder: Path, made: Written) -> Path:
-    """modelscope/ms-swift: rlhf_trainers/grpo_trainer.py."""
-    columns: dict[str, list[Any]] = {
-        "step": ["2"] * len(made),
-        "prompt": [" ".join(map(str, prompt)) for prompt in made.prompts],
-        "completion": [f"text {i}" for i in range(len(made))],
-        "accuracy": made.rewards,
-        "advantages": made.advantages,
-    }
-    return lines(folder / "completions.jsonl", [columns], ensure_ascii=False)
