@@ -116,73 +116,56 @@ def test_a_bad_row_is_named_by_its_place_or_left_out_and_counted(tmp_path, chang
     assert (dump.seen.skipped.count, str(dump.seen.skipped.examples[0])) == (1, error.message)
 
 
-def test_a_row_with_two_faults_is_skipped_once(tmp_path):
+FIRST = {  # columns → what the error says: of several bad rows the first is named
+    "a later token": (
+        {"old_log_probs": [[-0.5, NAN], [-2.0], [NAN], [NAN, NAN]]},
+        "row 0, column 'old_log_probs': token 1 is nan",
+    ),
+    "a later column": (
+        {"rollout_log_probs": [GOOD[0], [NAN], *GOOD[2:]], "old_log_probs": [[NAN, NAN], *GOOD[1:]]},
+        "row 0, column 'old_log_probs': token 0 is nan",
+    ),
+    "by its own name": (
+        {"rollout_log_probs": None, "logprobs": [[-1.0, INF], *GOOD[1:]]},
+        "column 'logprobs': token 1 is inf",
+    ),
+    "nothing but masked": ({"response_mask": [[0] * len(row) for row in GOOD]}, "no token is left in 4 rows"),
+    "no token": (
+        dict.fromkeys(("rollout_log_probs", "old_log_probs"), pa.array([[], []], FLOATS)),
+        "no token is left in 2 rows",
+    ),
+    "no row": ({"rollout_log_probs": [], "old_log_probs": []}, "the dump is empty: it has no row"),
+}
+
+
+@pytest.mark.parametrize(("columns", "says"), FIRST.values(), ids=FIRST)
+def test_what_is_wrong_is_said_at_once(tmp_path, columns, says):
+    path = write(tmp_path / "a.parquet", **columns)
+    assert says in refusal(path).message
+    with pytest.raises(DumpError):  # no batch without tokens comes first
+        next(open_dump([path], batch_tokens=1).batches())
+
+
+def test_five_skipped_rows_are_described_and_where_all_are_it_is_an_error(tmp_path):
     change = {"rollout_log_probs": [0.5], "old_log_probs": [NAN], "rewards": NAN}
     dump = open_dump([write(tmp_path / "a.parquet", **spoilt(change))], on_bad_row="skip")
     list(dump.batches())
-    assert (dump.seen.skipped.count, len(dump.seen.skipped.examples)) == (1, 1)
-
-
-FIRST = [  # of several bad ones
-    ({"old_log_probs": [[-0.5, NAN], [-2.0], [NAN], [NAN, NAN]]}, "token 1 is nan"),
-    (
-        {"rollout_log_probs": [GOOD[0], [NAN], *GOOD[2:]], "old_log_probs": [[NAN, NAN], *GOOD[1:]]},
-        "token 0 is nan",
-    ),
-]
-
-
-@pytest.mark.parametrize(("bad", "says"), FIRST, ids=["tokens", "columns"])
-def test_the_error_names_the_first_bad_row_whatever_its_column_and_its_first_bad_token(tmp_path, bad, says):
-    message = refusal(write(tmp_path / "a.parquet", **bad)).message
-    assert f"row group 0, row 0, column 'old_log_probs': {says}" in message
-
-
-def test_five_examples_are_kept_however_many_rows_are_skipped(tmp_path):
-    rollout = [[-1.0]] * 20
-    path = write(tmp_path / "a.parquet", rollout_log_probs=rollout, old_log_probs=[[NAN]] * 19 + [[-1.0]])
+    assert (dump.seen.skipped.count, len(dump.seen.skipped.examples)) == (1, 1), "two faults are one row"
+    old = [[NAN]] * 19 + [[-1.0]]
+    path = write(tmp_path / "a.parquet", rollout_log_probs=[[-1.0]] * 20, old_log_probs=old)
     dump = open_dump([path], on_bad_row="skip")
-    (batch,) = dump.batches()
-    assert batch.sequences == 1
+    assert sum(batch.sequences for batch in dump.batches()) == 1
     assert dump.seen.skipped.count == 19
     assert [f"row {i}" in example for i, example in enumerate(dump.seen.skipped.examples)] == [True] * 5
-
-
-def test_when_every_row_is_skipped_the_first_reason_is_told(tmp_path):
     path = write(tmp_path / "a.parquet", old_log_probs=[[NAN] * len(row) for row in GOOD])
     message = refusal(path, on_bad_row="skip").message
-    assert "every row was skipped, all 4" in message
+    assert "every row was skipped, all 4; the first: " in message
     assert "row 0, column 'old_log_probs': token 0 is nan" in message
 
 
 def test_the_file_with_the_bad_row_is_named_among_several(tmp_path):
-    paths = [
-        write(tmp_path / "a.parquet", **spoilt({})),
-        write(tmp_path / "b.parquet", **spoilt({"rewards": NAN})),
-    ]
+    paths = [write(tmp_path / f"{i}.parquet", **spoilt({"rewards": NAN} if i else {})) for i in range(2)]
     assert refusal(*paths).message.startswith(f"{paths[1]}, row group 1, row 2,")
-
-
-def test_the_column_is_named_as_the_file_names_it(tmp_path):
-    path = write(tmp_path / "a.parquet", rollout_log_probs=None, logprobs=[[-1.0, INF], *GOOD[1:]])
-    assert "column 'logprobs': token 1 is inf" in refusal(path).message
-
-
-def test_a_rollout_column_of_the_wrong_sign_is_guessed_at(tmp_path):
-    path = write(tmp_path / "a.parquet", rollout_log_probs=[[-x for x in row] for row in GOOD])
-    assert "negate" in refusal(path).hint
-
-
-def test_a_dump_without_a_token_is_refused(tmp_path):
-    path = write(tmp_path / "a.parquet", response_mask=[[0] * len(row) for row in GOOD])
-    error = refusal(path)
-    assert "no token is left in 4 rows" in error.message
-    with pytest.raises(DumpError):  # at once: no batch without tokens comes first
-        next(open_dump([path], batch_tokens=1).batches())
-    assert "'response_mask' excludes every token" in error.hint
-    empty = pa.array([[], []], FLOATS)
-    error = refusal(write(tmp_path / "b.parquet", rollout_log_probs=empty, old_log_probs=empty))
-    assert "no token is left in 2 rows" in error.message
 
 
 # --- files
@@ -195,13 +178,10 @@ def test_a_missing_file_is_named_with_its_neighbours(tmp_path):
     assert "did you mean step_100.parquet?" in error.hint
 
 
-def test_no_source_at_all_is_refused():
-    assert "no dump was named" in refusal().message
-
-
 @pytest.mark.parametrize("source", ["", "*.parquet", "none*/**", "**.parquet"])
 def test_a_place_without_parquet_files_is_refused(tmp_path, source):
     assert "no file is there that can be read" in refusal(f"{tmp_path}/{source}").message
+    assert "no dump was named" in refusal().message
 
 
 def good_bytes(tmp_path, **options):
@@ -273,79 +253,103 @@ def test_a_footer_whose_columns_lose_their_nulls_does_not_end_the_process(tmp_pa
     assert ("column 'step': the data cannot be read" in ran.stderr) is (code == 2)
 
 
-def test_a_file_that_cannot_be_opened_is_refused(tmp_path, monkeypatch):
+def test_a_file_that_may_not_be_read_or_vanishes_is_refused(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet")
+    dump = open_dump([path])
+    (tmp_path / "a.parquet").rename(tmp_path / "b.parquet")
+    with pytest.raises(DumpError, match="cannot be opened"):
+        list(dump.batches())
 
     def denied(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("pathlib.Path.open", denied)
-    monkeypatch.setattr("pyarrow.parquet.ParquetFile", denied)
-    assert refusal(path).message == f"{path}: cannot be opened (Permission denied)"
-
-
-@pytest.mark.parametrize("change", ["vanishes", "is replaced"])
-def test_a_file_that_changes_between_opening_and_reading_is_an_error_of_ours(tmp_path, change):
-    path = write(tmp_path / "a.parquet")
-    dump = open_dump([path])
-    (tmp_path / "a.parquet").unlink()
-    if change == "is replaced":
-        write(tmp_path / "a.parquet", rollout_log_probs=GOOD[:1], old_log_probs=GOOD[:1])
-    with pytest.raises(DumpError, match="cannot be opened" if change == "vanishes" else "was changed while"):
-        list(dump.batches())
-
-
-def test_a_dump_without_rows_is_refused(tmp_path):
-    path = write(tmp_path / "a.parquet", rollout_log_probs=[], old_log_probs=[])
-    assert refusal(path).message == f"{path}: the dump is empty: it has no row"
+    monkeypatch.setattr("pyarrow.OSFile", denied)
+    assert refusal(str(tmp_path / "b.parquet")).message.endswith(
+        "cannot be opened ([Errno 13] Permission denied)"
+    )
 
 
 # --- columns and types
 
 
-def test_a_missing_rollout_column_is_told_with_the_columns_there_are(tmp_path):
-    error = refusal(write(tmp_path / "a.parquet", rollout_log_probs=None, prompt=["p"] * 4))
-    assert "no column holds rollout_log_probs" in error.message
-    assert "--columns rollout=…" in error.hint
-    assert "old_log_probs, prompt" in error.hint
+COLUMNS = {  # columns of the file, --columns, --group-by → what is said, and to do
+    "no rollout": (
+        {"rollout_log_probs": None, "prompt": ["p"] * 4},
+        {},
+        "no column holds rollout_log_probs",
+        "name it with --columns rollout=…; the columns are old_log_probs, prompt",
+    ),
+    "no policy at all": (
+        {"rollout_log_probs": None, "old_log_probs": None, "prompt": ["p"] * 4},
+        {},
+        "no column holds rollout_log_probs, and none old_log_probs or current_log_probs",
+        "name them with --columns rollout=…,old=…; the columns are ",
+    ),
+    "no trainer": (
+        {"old_log_probs": None},
+        {},
+        "no column holds old_log_probs or current_log_probs",
+        "the columns are rollout",
+    ),
+    "two names": (
+        {},
+        {"rollout": "old_logprob", "old": "zzz"},
+        "there are no columns 'old_logprob' and 'zzz'",
+        "did you mean old_log_probs",
+    ),
+    "a nested name": (
+        {"data": [{"logprobs": [0.0]}] * 4},
+        {"rollout": "data.logprobs"},
+        "there is no column 'data.logprobs'",
+        "is nested, and --columns takes names of the top level only: write its fields there (logprobs)",
+    ),
+    "two candidates": (
+        {"rollout_log_probs": None, "logprobs": GOOD, "inference_logprobs": GOOD},
+        {},
+        "inference_logprobs and logprobs can each be the rollout",
+        "--columns rollout=inference_logprobs or --columns rollout=logprobs",
+    ),
+    "an unknown part": ({}, {"rolout": "x"}, "no part is called 'rolout'", "did you mean rollout"),
+    "a part unlike any": ({}, {"zzz": "x"}, "no part is called 'zzz'", "the parts are rollout_log_probs,"),
+    "a missing column": (
+        {},
+        {"old": "old_logprob"},
+        "there is no column 'old_logprob'",
+        "did you mean old_log_probs",
+    ),
+    "a column unlike any": (
+        {},
+        {"old": "zzz"},
+        "there is no column 'zzz'",
+        "the columns are rollout_log_probs,",
+    ),
+    "one column twice": (
+        {},
+        {"old": "old_log_probs", "current": "old_log_probs"},
+        "'old_log_probs' is given two parts",
+        "a column of its own",
+    ),
+    "a group that is not there": (
+        {"host": ["x"] * 4},
+        "hots",
+        "--group-by: there is no column 'hots'",
+        "did you mean host?",
+    ),
+    "a group of lists": (
+        {"pairs": [[1, 2]] * 4},
+        "pairs",
+        "column 'pairs' holds list<element: int64>",
+        "group by",
+    ),
+}
 
 
-def test_every_missing_column_is_named_at_once(tmp_path):
-    error = refusal(
-        write(tmp_path / "a.parquet", rollout_log_probs=None, old_log_probs=None, prompt=["p"] * 4)
-    )
-    assert "no column holds rollout_log_probs, and none old_log_probs or current_log_probs" in error.message
-    assert error.hint.startswith("name them with --columns rollout=…,old=…; the columns are ")
-
-
-def test_every_name_that_no_column_has_is_named_at_once(tmp_path):
-    path = write(tmp_path / "a.parquet")
-    error = refusal(path, columns={"rollout": "old_logprob", "old": "zzz"})
-    assert error.message == f"{path}: there are no columns 'old_logprob' and 'zzz'"
-    assert error.hint.startswith("did you mean old_log_probs")
-
-
-def test_a_column_inside_another_is_said_to_be_nested(tmp_path):
-    path = write(tmp_path / "a.parquet", data=[{"logprobs": [0.0]}] * 4)
-    error = refusal(path, columns={"rollout": "data.logprobs"})
-    assert error.message == f"{path}: there is no column 'data.logprobs'"
-    assert error.hint == (
-        "'data' is nested, and --columns takes names of the top level only: write its fields there (logprobs)"
-    )
-
-
-def test_a_dump_without_any_train_column_is_refused(tmp_path):
-    error = refusal(write(tmp_path / "a.parquet", old_log_probs=None))
-    assert "no column holds old_log_probs or current_log_probs" in error.message
-    assert "the columns are rollout_log_probs" in error.hint
-
-
-def test_two_candidates_are_settled_by_the_line_in_the_hint(tmp_path):
-    path = write(tmp_path / "a.parquet", rollout_log_probs=None, logprobs=GOOD, inference_logprobs=GOOD)
-    error = refusal(path)
-    assert "inference_logprobs and logprobs can each be the rollout" in error.message
-    assert "--columns rollout=inference_logprobs or --columns rollout=logprobs" in error.hint
-    assert open_dump([path], columns={"rollout": "logprobs"}).info.columns["rollout_log_probs"] == "logprobs"
+@pytest.mark.parametrize(("made", "given", "says", "hint"), COLUMNS.values(), ids=COLUMNS)
+def test_columns_that_cannot_be_meant_are_refused_with_a_way(tmp_path, made, given, says, hint):
+    how = {"group_by": [given]} if isinstance(given, str) else {"columns": given}
+    error = refusal(write(tmp_path / "a.parquet", **made), **how)
+    assert says in error.message
+    assert hint in error.hint
 
 
 @pytest.mark.parametrize("long", [False, True], ids=["list", "long"])
@@ -377,45 +381,6 @@ def test_an_alias_of_both_forms_is_one_candidate(tmp_path):
     assert open_dump([write(tmp_path / "a.parquet", **more)]).info.columns["old_log_probs"] == "old_logp"
 
 
-OVERRIDES = {
-    "an unknown part": ({"rolout": "x"}, "no part is called 'rolout'", "did you mean rollout"),
-    "a part unlike any": ({"zzz": "x"}, "no part is called 'zzz'", "the parts are rollout_log_probs,"),
-    "a missing column": (
-        {"old": "old_logprob"},
-        "there is no column 'old_logprob'",
-        "did you mean old_log_probs",
-    ),
-    "a column unlike any": ({"old": "zzz"}, "there is no column 'zzz'", "the columns are rollout_log_probs,"),
-    "one column twice": (
-        {"old": "old_log_probs", "current": "old_log_probs"},
-        "'old_log_probs' is given two parts",
-        "a column of its own",
-    ),
-}
-
-
-@pytest.mark.parametrize(("columns", "says", "hint"), OVERRIDES.values(), ids=OVERRIDES.keys())
-def test_an_override_that_cannot_be_meant_is_refused(tmp_path, columns, says, hint):
-    error = refusal(write(tmp_path / "a.parquet"), columns=columns)
-    assert says in error.message
-    assert hint in error.hint
-
-
-@pytest.mark.parametrize(
-    ("extra", "says", "hint"),
-    [
-        ("hots", "--group-by: there is no column 'hots'", "did you mean host?"),
-        ("pairs", "column 'pairs' holds list<element: int64>", ""),
-    ],
-)
-def test_a_group_by_column_must_be_there_and_hold_one_value_per_row(tmp_path, extra, says, hint):
-    path = write(tmp_path / "a.parquet", host=["x"] * 4, pairs=[[1, 2]] * 4)
-    error = refusal(path, group_by=[extra])
-    assert says in error.message
-    assert hint in error.hint
-    assert "--columns" not in error.hint
-
-
 STRUCTS = pa.list_(pa.struct([("logprob", pa.float32())]))
 WRONG_TYPES = {
     "strings for log-probs": ("rollout_log_probs", pa.array([["-1"]] * 4), "a list of floats"),
@@ -439,6 +404,10 @@ WRONG_TYPES = {
     "floats for versions": ("weight_versions", pa.array([[1.0]] * 4), "a list of integers"),
     "text for a prompt's length": ("prompt_length", pa.array(["7"] * 4), "one number per row"),
     "a number for a reason": ("finish_reason", pa.array([1] * 4), "one text per row"),
+    **{
+        f"a boolean for {name}": (name, pa.array([True, False] * 2), "one number per row")
+        for name in ("step", "policy_lag", "rollout_version", "train_version")
+    },
     "a struct for a group": ("group_id", pa.array([{"a": 1}] * 4), "one value per row"),
 }
 
@@ -449,16 +418,6 @@ def test_a_column_of_the_wrong_type_is_refused(tmp_path, name, column, needs):
     error = refusal(path, on_bad_row="skip")
     assert error.message.startswith(f"{path}: column {name!r} holds ")
     assert needs in error.message
-
-
-@pytest.mark.parametrize("name", ["step", "policy_lag", "rollout_version", "train_version"])
-def test_a_count_that_is_a_boolean_is_refused(tmp_path, name):
-    column = pa.array([True, False] * 2)
-    pq.write_table(
-        pa.table({"rollout_log_probs": GOOD, "old_log_probs": GOOD, name: column}), tmp_path / "a.parquet"
-    )
-    with pytest.raises(DumpError, match=f"column '{name}' holds .*bool.*, and one number per row is needed"):
-        open_dump([str(tmp_path / "a.parquet")])
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):
@@ -483,18 +442,14 @@ def test_files_that_differ_are_both_named(tmp_path, one, two, column):
     assert error.message.startswith(f"{paths[0]} and {paths[1]} differ: column {column!r}")
 
 
-def test_a_wrong_type_is_found_in_the_second_file_too(tmp_path):
-    write(tmp_path / "a.parquet")
-    second = write(tmp_path / "b.parquet", old_log_probs=[[-1]] * 4)
-    assert refusal(str(tmp_path)).message.startswith(
-        f"{second}: column 'old_log_probs' holds list<element: int64>"
-    )
-
-
-def test_a_partition_that_only_some_files_have_is_refused(tmp_path):
-    write(tmp_path / "step=1" / "a.parquet")
-    write(tmp_path / "z.parquet")
-    assert "differ: column 'step'" in refusal(str(tmp_path)).message
+def test_every_file_is_looked_at(tmp_path):
+    write(tmp_path / "a" / "a.parquet")
+    second = write(tmp_path / "a" / "b.parquet", old_log_probs=[[-1]] * 4)
+    says = f"{second}: column 'old_log_probs' holds list<element: int64>"
+    assert refusal(str(tmp_path / "a")).message.startswith(says)
+    write(tmp_path / "b" / "step=1" / "a.parquet")
+    write(tmp_path / "b" / "z.parquet")
+    assert "differ: column 'step'" in refusal(str(tmp_path / "b")).message
 
 
 @pytest.mark.parametrize("name", ["group_id", "sequence_id", "host"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import uuid
 from decimal import Decimal
@@ -13,9 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from offpol_diag.cli import app
 from offpol_diag.core.observe import analyze
 from offpol_diag.dump import schema as columns
 from offpol_diag.dump.read import open_dump
@@ -36,16 +33,10 @@ def raw(dtype: pa.DataType, *values: int) -> pa.Array:
     return pa.Array.from_buffers(dtype, 4, [valid, pa.py_buffer(np.array([*values, 0], width))])
 
 
-def stored(dtype: Any, values: list[Any], storage: pa.DataType) -> pa.Array:
-    return pa.ExtensionArray.from_storage(dtype, pa.array(values, storage))
-
-
 def made() -> dict[str, pa.Array]:
     """Make four values of each type that Parquet can hold: the first two differ, the last is null."""
-    found = {}
-    for bits in (8, 16, 32, 64):
-        for name in (f"int{bits}", f"uint{bits}"):
-            found[name] = pa.array([1, 2, 3, None], getattr(pa, name)())
+    numbers = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")]
+    found = {name: pa.array([1, 2, 3, None], name) for name in numbers}
     for bits in (16, 32, 64):
         found[f"float{bits}"] = pa.array(np.array([1.0, 2.5, NAN, NAN], f"float{bits}"))
     found["bool"] = pa.array([True, False, True, None])
@@ -58,23 +49,22 @@ def made() -> dict[str, pa.Array]:
     found["fixed_size_binary"] = pa.array([b"ab", b"\xff\x00", b"\x1b[", None], pa.binary(2))
     found["date32"] = raw(pa.date32(), 1, 2**31 - 1, -(2**31))
     found["date64"] = raw(pa.date64(), 86_400_000, 86_400_000 * 10**9, -86_400_000)
-    for unit in ("s", "ms"):
-        found[f"time32 {unit}"] = raw(pa.time32(unit), 1, 86_000, -1)
-    for unit in ("us", "ns"):
-        found[f"time64 {unit}"] = raw(pa.time64(unit), 1, FAR, -1)
+    found["time32 ms"] = raw(pa.time32("ms"), 1, 86_000, -1)
+    found["time64 ns"] = raw(pa.time64("ns"), 1, FAR, -1)
     for unit in ("s", "ms", "us", "ns"):
         far = FAR // 1000 if unit == "s" else FAR  # stored as milliseconds
         for zone in (None, "UTC", "Europe/Berlin", "Nowhere/Land"):
             found[f"timestamp {unit} {zone}"] = raw(pa.timestamp(unit, zone), INSTANT // 1000, far, -1)
         found[f"duration {unit}"] = raw(pa.duration(unit), 1500, FAR, -1)
     ids = [uuid.UUID(int=1).bytes, uuid.UUID(int=2).bytes, b"\xff" * 16, None]
-    found["uuid"] = stored(pa.uuid(), ids, pa.binary(16))
-    found["json"] = stored(pa.json_(), ['{"a":1}', "[1]", "{", None], pa.string())
-    found["bool8"] = stored(pa.bool8(), [1, 0, 2, None], pa.int8())
-    found["opaque"] = stored(pa.opaque(pa.int32(), "type", "vendor"), [1, 0, 2, None], pa.int32())
-    for name in ("int64", "uint64", "float64", "string", "binary", "date32", "decimal128", "time64 ns"):
+    for dtype, values, storage in (
+        (pa.uuid(), ids, pa.binary(16)),
+        (pa.json_(), ['{"a":1}', "[1]", "{", None], pa.string()),
+        (pa.bool8(), [1, 0, 2, None], pa.int8()),
+    ):
+        found[dtype.extension_name] = pa.ExtensionArray.from_storage(dtype, pa.array(values, storage))
+    for name in ("int64", "uint64", "float64", "string", "binary", "date32", "timestamp ns None"):
         found[f"dictionary {name}"] = found[name].dictionary_encode()
-    found["dictionary timestamp"] = found["timestamp ns None"].dictionary_encode()
     return found
 
 
@@ -97,15 +87,6 @@ def write(folder: Path, store_schema: bool = True, **more: Any) -> str:
     return factory.write(folder / "dump.parquet", pages={"store_schema": store_schema}, **more)
 
 
-def answer(path: str, **options: Any) -> DumpError | None:
-    """Return the error that reading a dump ends in, if it does; any other exception fails the test."""
-    try:
-        read(path, **options)
-    except DumpError as error:
-        return error
-    return None
-
-
 @pytest.mark.parametrize("name", SCALARS)
 def test_every_scalar_type_is_a_label_of_which_null_and_nan_are_none(tmp_path, name):
     for part in ("other", columns.GROUP, columns.SEQUENCE):
@@ -124,7 +105,7 @@ SHOWN = {
     "timestamp ms None": (1, f"<value out of range: {FAR}>"),
     "date32": (1, f"<value out of range: {2**31 - 1}>"),
     "time64 ns": (0, "00:00:00.000000001"),
-    "json": (0, '{"a":1}'),
+    "arrow.json": (0, '{"a":1}'),
     "decimal128": (0, "1.50"),
 }
 
@@ -140,26 +121,19 @@ def test_labels_are_shown_as_text_that_can_be_read(tmp_path, name, shown):
 def test_every_type_is_read_or_refused_in_every_part(tmp_path, part, store_schema):
     for column in (*SCALARS.values(), *NESTED.values()):
         path = write(tmp_path, store_schema, **{part: column})
-        refused = answer(path, group_by=["other"] if part == "other" else [])
+        refused = None
+        try:
+            read(path, group_by=["other"] if part == "other" else [])
+        except DumpError as error:
+            refused = error
         assert refused is None or (repr(part) in refused.message and refused.hint)
         assert part != "other" or read(path).tokens == 6, "nothing needs it"
 
 
-def analyzed(path: str, *options: str) -> dict[str, Any]:
-    ran = CliRunner().invoke(app, ["analyze", path, "-q", "--json", "a.json", *options])
-    assert ran.exit_code == 0, ran.output
-    found: dict[str, Any] = json.loads(Path("a.json").read_text())
-    return found
-
-
-def test_a_report_groups_by_columns_of_every_type_at_once(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = [name for name in SCALARS if name != "null"]
-    path = write(tmp_path, **{f"c{i}": SCALARS[name] for i, name in enumerate(names)})
-    groups = [f"c{i}" for i in range(len(names))]
-    more = ("-o", "a.html", "--sequences", "s.parquet", "--md", "a.md")
-    found = analyzed(path, "--presets", "token_is", "--group-by", ",".join(groups), *more)
-    assert found["axes"].keys() >= set(groups)
+def test_a_report_groups_by_columns_of_every_type_at_once(tmp_path):
+    columns = {f"c{i}": SCALARS[name] for i, name in enumerate(SCALARS) if name != "null"}
+    found = analyze(write(tmp_path, **columns), presets=["token_is"], group_by=[*columns])
+    assert all(found.at(name) for name in columns)
 
 
 # --- numbers that are labels
@@ -174,16 +148,10 @@ def test_a_number_that_64_bits_do_not_hold_is_a_bad_row(tmp_path, part, value):
     assert read(path, on_bad_row="skip").scalars[part] == [1.0, None, None]
 
 
-STEPS = [pa.array([2**62, 1, 2, None], pa.uint64()), pa.array([0.5, 0.5, 1.5, 2.0])]
-
-
-@pytest.mark.parametrize("steps", STEPS, ids=["beyond float64", "fractional"])
-def test_steps_keep_their_values(tmp_path, monkeypatch, steps):
+def test_steps_keep_their_values(tmp_path):
     """Unsigned ones as far as 64 bits with a sign hold them; a fraction is a trainer batch of its own."""
-    monkeypatch.chdir(tmp_path)
-    path = write(tmp_path, step=steps)
-    analyzed(path, "--presets", "token_is_norm", "--sequences", "s.parquet", "--no-html")
-    assert pq.read_table("s.parquet").column("step").to_pylist() == steps.to_pylist()
+    for steps in (pa.array([2**62, 1, 2, None], pa.uint64()), pa.array([0.5, 0.5, 1.5, 2.0])):
+        assert read(write(tmp_path, step=steps)).scalars["step"] == steps.to_pylist()
 
 
 def test_unsigned_numbers_beyond_64_bits_with_a_sign_are_a_reward_and_no_step(tmp_path):
@@ -193,11 +161,10 @@ def test_unsigned_numbers_beyond_64_bits_with_a_sign_are_a_reward_and_no_step(tm
     assert read(path).rewards.tolist() == [float(2**64 - 2**11), 1.0, 2.0, 3.0]
 
 
-def test_a_label_that_reads_as_infinity_or_nan_is_text(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_label_that_reads_as_infinity_or_nan_is_text(tmp_path):
     path = write(tmp_path, other=["nan", "inf", "1e999", "7"])
-    by = analyzed(path, "--presets", "token_is", "--group-by", "other", "--no-html")["axes"]["other"]
-    assert by["places"] == ["7", "1e999", "inf", "nan"]
+    found = analyze(path, presets=["token_is"], group_by=["other"]).at("other")
+    assert [place.key for place in found] == ["7", "1e999", "inf", "nan"]
 
 
 # --- names
@@ -212,7 +179,7 @@ def test_columns_of_one_name_that_nothing_needs_are_no_harm(tmp_path):
         open_dump([path], group_by=["x"])
 
 
-@pytest.mark.parametrize("value", ["9223372036854775808", "-9223372036854775809", "1" * 100])
+@pytest.mark.parametrize("value", ["9223372036854775808", "1" * 100])
 def test_an_integer_beyond_64_bits_in_a_path_is_text(tmp_path, value):
     assert read(write(tmp_path / f"host={value}"), group_by=["host"]).scalars["host"] == [value] * 4
 
@@ -247,16 +214,7 @@ def test_of_a_column_with_many_values_the_largest_groups_are_listed_and_the_othe
 
 
 def test_of_equally_large_groups_the_first_in_order_are_listed(tmp_path):
-    path = crowd(tmp_path)
-    dump = open_dump([path], group_by=["host"])
+    dump = open_dump([crowd(tmp_path)], group_by=["host"])
     kept, others = dump.largest("host", 1001)
-    assert kept == {f"h{i}" for i in range(1000)} | {"h1000"}
-    assert others == 499
+    assert (kept, others) == ({f"h{i}" for i in range(1000)} | {"h1000"}, 499)
     assert dump.largest("host", 1500) is None
-
-
-def test_the_command_says_which_groups_are_listed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    ran = CliRunner().invoke(app, ["doctor", crowd(tmp_path), "--group-by", "host"])
-    assert ran.exit_code == 0
-    assert "1,500 values; the 1,000 largest groups, by their rows, are listed" in ran.stderr
