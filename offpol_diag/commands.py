@@ -315,7 +315,7 @@ def trainer_of(request: Request) -> str | None:
 
 def summed_by_step(names: Sequence[str], presets: Sequence[Preset]) -> tuple[str, ...]:
     """Return numbers by our names, each of which is summed at every step under these presets."""
-    from offpol_diag.engine.breakdowns import is_by_step, names_by_step
+    from offpol_diag.core.breakdowns import is_by_step, names_by_step
     from offpol_diag.trainers.ours import ours
 
     found = tuple(map(ours, names))

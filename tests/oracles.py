@@ -674,6 +674,8 @@ KINDS = {
     "step": pa.int64(),
     "policy_lag": pa.int64(),
     "host": pa.string(),
+    "train_version": pa.int64(),
+    "weight_versions": pa.list_(pa.int64()),
 }
 
 

@@ -273,7 +273,7 @@ def test_a_report_has_its_charts_by_name_with_the_finding_as_title():
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("by_stp", "did you mean by_step?"), ("zzz", "there are by_step,")]
+    ("name", "hint"), [("by_stp", "did you mean by_step"), ("zzz", "there are by_step,")]
 )
 def test_an_unknown_figure_is_named_with_what_there_is(name, hint):
     with pytest.raises(UsageError) as refused:

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from offpol_diag.check.verdict import logged_of
 from offpol_diag.cli.results import EXITS
 from offpol_diag.cli.settings import sample
+from offpol_diag.core import breakdowns
 from offpol_diag.core.observe import analyze
 from offpol_diag.dump.batch import joined
 from offpol_diag.dump.read import open_dump
-from offpol_diag.engine import breakdowns
 from offpol_diag.errors import UsageError
 from offpol_diag.gate import Baseline, Bound, FailOn, Gates, Name, not_compared, outcome, required
 from offpol_diag.gate import judged as judged_by

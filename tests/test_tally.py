@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import reduce
 from itertools import permutations
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from offpol_diag.engine import bootstrap, selection, stepgroups, tally
+from offpol_diag.engine import bootstrap, selection, tally
 from offpol_diag.engine.tails import TAIL, Tail
 from offpol_diag.engine.tally import Arrays, ByKey, Names, Tally, largest_of
 
@@ -128,19 +127,6 @@ def test_a_sample_of_groups_is_of_the_smallest_keys_with_all_that_was_counted_of
     assert [one.full for one in sampled] == [False, False, True]
     assert merged.keys.tolist() == keys[: tally.SAMPLE].tolist()
     assert merged.many == pytest.approx(len(keys), rel=0.05)
-
-
-def test_steps_are_grouped_by_the_smallest_power_of_two_that_leaves_few_groups():
-    steps = [*range(40), 100, 1000]
-    found = reduce(ByKey.merge, (places(step, bound="steps") for step in steps))
-    assert found.keys.tolist() == steps
-
-    many = reduce(ByKey.merge, (places(step, bound="steps") for step in (*steps, *range(40, 100))))
-    assert len(many) <= tally.MOST_STEPS
-    assert [first for first, _, _ in stepgroups.groups(many)] == sorted(
-        {step >> 1 << 1 for step in (*steps, *range(40, 100))}
-    )
-    assert all(last == first + 1 for first, last, _ in stepgroups.groups(many))
 
 
 ORDERS = {

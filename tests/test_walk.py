@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from offpol_diag.dump.batch import Batch
-from offpol_diag.engine import breakdowns, gap, segments, tails, terms
+from offpol_diag.engine import gap, segments, tails, terms
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.terms import walk
@@ -72,9 +72,8 @@ def context(of):
 def seen(of):
     """Return everything the walk yields, as numbers by name."""
     one = context(of)
-    main = DRIFTS[0]
-    every, first = (gap.Gap, tails.Tails), (breakdowns.ByPlace,)
-    walk(one, {drift: (*first, *every) if drift is main else every for drift in DRIFTS})
+    every = (gap.Gap, tails.Tails)
+    walk(one, dict.fromkeys(DRIFTS, every))
     found = {}
     for drift in DRIFTS:
         found |= {f"gap {name}": x.tolist() for name, x in gap.columns(one, drift).items()}
@@ -84,34 +83,15 @@ def seen(of):
         found[f"k3 {drift.prefix}"] = arrays.sums[f"{drift.prefix}bins.k3"].flatten().tolist()
         largest = arrays.largest[f"{drift.prefix}tail.tokens"]
         found[f"tail {drift.prefix}"] = largest[largest > -np.inf].tolist()
-    parts = one.cached((breakdowns.ByPlace, ""), lambda: None).parts
-    for axis, found_parts in parts.items():
-        found[f"where {axis}"] = np.concatenate(found_parts, axis=1).flatten().tolist()
     return found
 
 
 def same(one, two, rel=1e-12):
     assert one.keys() == two.keys()
     for name, values in one.items():
-        scale = max(map(abs, values), default=0.0) if name.startswith(("gap", "where")) else 0.0
+        scale = max(map(abs, values), default=0.0) if name.startswith("gap") else 0.0
         finite = scale if math.isfinite(scale) else 0.0
         np.testing.assert_allclose(two[name], values, rtol=rel, atol=1e-14 * finite, err_msg=name)
-
-
-def by_place(one, axis):
-    """Return the sums of a batch along an axis, [C, S, places]."""
-    parts = one.cached((breakdowns.ByPlace, ""), lambda: None).parts[axis.name]
-    return np.concatenate(parts, axis=1).reshape(len(breakdowns.COLUMNS), -1, len(axis.labels))
-
-
-def test_positions_below_zero_lose_no_token():
-    of = batch(masked=False, lengths=[9])
-    of.position[:] -= 4
-    one = context(of)
-    walk(one, {DRIFTS[0]: (breakdowns.ByPlace,)})
-    tokens = by_place(one, breakdowns.TOKEN_AXES[0])[breakdowns.COLUMNS.index("tokens")]
-
-    assert tokens[0, :4].tolist() == [5, 2, 2, 0]
 
 
 EACH_WITH_EACH = [

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from offpol_diag.core import kept_rows, readout
+from offpol_diag.core import breakdowns, charts, kept_rows, readout
 from offpol_diag.core.formulas import batch_cut
 from offpol_diag.core.gap import Tokens
 from offpol_diag.core.segments import floats
@@ -37,13 +37,10 @@ from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.convert import open_dump
 from offpol_diag.dump.read import Dump
 from offpol_diag.engine import (
-    breakdowns,
-    charts,
     gap,
     method,
     normal,
     policyloss,
-    prefixes,
     residual,
     selection,
     tails,
@@ -258,22 +255,25 @@ def observe(study: Study, batch: Batch, ahead: Ahead | None = None, device: str 
     batch = ahead.filled(batch)
     context, main = BatchContext.of(batch, study.seed, study.replicates, ahead.cut, device), study.main
     sums = PresetSums.of(context, study.presets)  # a GPU computes them while the host goes on
-    every = (gap.Gap, tails.Tails)
-    first = (breakdowns.ByPlace, prefixes.Products, charts.Pictures)
-    walk(context, {drift: (*first, *every) if drift is main else every for drift in study.drifts})
+    walk(context, dict.fromkeys(study.drifts, (gap.Gap, tails.Tails)))
     parts = [
-        breakdowns.tally(context, main, study.group_by, study.kept),
-        Tally(prefixes.arrays(context, main)),
         *(Tally(tails.arrays(context, drift)) for drift in study.drifts),
         _of_presets(study, sums),
-        charts.tally(context, study.drifts, sums.only(lambda preset: preset in study.families)),
     ]
-    groups, terms = groups_of(batch.key, batch.steps), Tokens.of(batch, partial(ahead.cut, batch)).terms(main)
+    terms = Tokens.of(batch, partial(ahead.cut, batch)).terms(main)
+    groups, columns = groups_of(batch.key, batch.steps), context.counts
+    for drift in study.drifts:
+        columns |= gap.columns(context, drift)
+    some, buckets = sums.only(lambda preset: preset in study.families), buckets_of(groups)
+    few = some.named({"kept": some["kept"]}) if some.presets else None
+    kept = dict(zip(few.names, few.values, strict=True)) if few else {}
     state = State.joined(
         State.of_groups(groups),
         State(counts={"masked": np.array([batch.masked.sum()], np.float64)}),
+        breakdowns.observe(terms, columns, buckets, study.group_by, study.kept),
+        charts.observe(terms, study.drifts, columns, kept, buckets),
         kept_rows.observe(terms, groups),
-        *([kept_rows.observe_drops(terms, buckets_of(groups), study.pairs)] if study.pairs else ()),
+        *([kept_rows.observe_drops(terms, buckets, study.pairs)] if study.pairs else ()),
     )
     parts.append(Tally(state=state))
     context.forget()
@@ -330,8 +330,8 @@ class Observed:
     def merge(self, other: Observed) -> Observed:
         """Merge the tallies of both; their rows have been written."""
         tally = self.tally.merge(other.tally)
-        steps = tally.by_key.get(breakdowns.PREFIX + breakdowns.STEP)
-        refuse_steps(0 if steps is None else len(steps))
+        steps = tally.state.tables.get(breakdowns.PREFIX + breakdowns.STEP)
+        refuse_steps(0 if steps is None else len(steps.labels))
         return Observed(tally)
 
 
@@ -476,7 +476,7 @@ def running(
 def _kept(dump: Dump, group_by: Sequence[str]) -> Iterator[breakdowns.Kept]:
     """Yield the columns with too many values to keep them all, and the largest ones."""
     for name in dict.fromkeys(group_by):
-        found = None if name == breakdowns.STEP else dump.largest(name, breakdowns.LARGEST)
+        found = None if name == breakdowns.STEP else dump.largest(name, breakdowns.MOST_GROUPS)
         if found:
             yield breakdowns.Kept(name, *found)
 

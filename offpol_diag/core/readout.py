@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from offpol_diag.analysis import pictures
-from offpol_diag.core import kept_rows
+from offpol_diag.core import breakdowns, charts, kept_rows
 from offpol_diag.core.formulas import LARGEST
 from offpol_diag.core.gap import DRIFTS, Drift
 from offpol_diag.core.intervals import Formula, Groups, Reader, missing, plain
@@ -21,7 +20,6 @@ from offpol_diag.diagnosis.rows import Rows
 from offpol_diag.diagnosis.verdict import diagnose
 from offpol_diag.dump.read import Dump
 from offpol_diag.engine import (
-    breakdowns,
     gap,
     loglattice,
     method,
@@ -154,16 +152,20 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
         dump=facts,
         numbers={"dump": metrics(out)} | numbers | at_places,
         axes=axes,
-        presets=pictures.same_as({preset.name: preset_facts(out, preset) for preset in presets}, found),
+        presets=same_as({preset.name: preset_facts(out, preset) for preset in presets}, found),
         histograms={f"{drift.prefix}log_ratio": histogram(out, drift) for drift in study.drifts},
         worst=kept_rows.worst(tally.state),
         run=run,
     )
-    drawn = pictures.Drawn(study, tally, out.reader, result)
+    largest = {
+        over: tally.whole.largest[f"{study.main.prefix}tail.{over}"] for over in ("tokens", "sequences")
+    }
+    given = study.drifts, study.families, out.reader, largest
+    drawn = charts.Drawn(tally.state, study.seed, *given, result)
     main = result.histograms[f"{study.main.prefix}log_ratio"]
-    main.in_sync = pictures.in_sync(drawn, main.edges)
-    result.lengths = pictures.lengths(drawn)
-    result.charts = pictures.charts_of(drawn)
+    main.in_sync = charts.in_sync(drawn, main.edges)
+    result.lengths = charts.lengths(drawn)
+    result.charts = charts.charts_of(drawn)
     sample = kept_rows.sample(tally.state)
     result.diagnosis = diagnose(result, sample)
     if "reference" in sample.values:
@@ -312,7 +314,8 @@ def of_presets(presets: Sequence[Preset], reader: Reader) -> Iterator[tuple[str,
 def places(out: Readout) -> tuple[dict[str, Axis], dict[str, Numbers]]:
     """Read out every axis, and by subject the numbers at its places, also those requested with `by_step`."""
     study, tally, groups = out.study, out.tally, out.reader.groups.many
-    every = breakdowns.locations(tally, groups, study.group_by, whole=bool(study.by_step), kept=study.kept)
+    whole = bool(study.by_step)
+    every = breakdowns.locations(tally.state, study.seed, study.group_by, whole, study.kept)
     numbers = {
         place_of(axis, place): own
         for axis, (found, each) in every.items()
@@ -321,13 +324,26 @@ def places(out: Readout) -> tuple[dict[str, Axis], dict[str, Numbers]]:
     for lengths, name, dropped in selection.read_by_octave(tally.by_key["dropped"], study.presets, groups):
         numbers[place_of("length", lengths, f"preset/{name}")] = {selection.DROPPED.name: dropped}
     if "steps" in tally.by_key and "step" in every:
-        steps = tally.by_key["steps"]
-        asked = breakdowns.by_step(steps, out.batches, study.presets, study.by_step, groups)
+        asked = breakdowns.by_step(readers_by_step(out), study.presets, study.by_step)
         for step in every["step"][0].places:
             for subject, own in asked.get(step, {}).items():
                 at = place_of("step", step, subject)
                 numbers[at] = {**own, **numbers.get(at, {})}
     return {axis: found for axis, (found, _) in every.items()}, numbers
+
+
+def readers_by_step(out: Readout) -> Iterator[tuple[str, Reader]]:
+    """Yield every training step with the sums of all columns there."""
+    study, groups = out.study, out.reader.groups.many
+    divisible = {label: one.read("columns") for label, one in out.batches.items()} if study.normalised else {}
+    for label, one in out.tally.by_key["steps"].items():
+        sums = one.read("columns")
+        if own := divisible.get(label):
+            for preset in study.normalised:
+                sums |= normal.rescaled(own, preset)
+        sums |= method.own_denominators(study.presets, sums)
+        many = min(groups, round(float(sums["sequences"][0])))
+        yield label, Reader(sums, Groups.drawn(sums["tokens"], many))
 
 
 def preset_facts(out: Readout, preset: Preset) -> PresetFacts:
@@ -390,3 +406,14 @@ def _weight_range(out: Readout, preset: Preset) -> Numbers:
         "weight_min": plain(low, "", "tokens not rejected", "smallest final weight"),
         "weight_max": plain(high, "", "tokens not rejected", "largest final weight"),
     }
+
+
+def same_as(presets: Mapping[str, PresetFacts], numbers: Mapping[str, Numbers]) -> dict[str, PresetFacts]:
+    """Name in each preset the first one with the same numbers on this dump."""
+    first: dict[tuple[object, ...], str] = {}
+    result = {}
+    for name, one in presets.items():
+        key = tuple((metric, number.value, number.interval) for metric, number in numbers[name].items())
+        earlier = first.setdefault(key, name) if key else name
+        result[name] = one if earlier == name else one.model_copy(update={"same_as": earlier})
+    return result

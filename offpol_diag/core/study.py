@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from offpol_diag.core.breakdowns import Kept
 from offpol_diag.core.gap import DRIFTS, Drift
 from offpol_diag.engine import normal
 from offpol_diag.engine.bootstrap import REPLICATES
-from offpol_diag.engine.breakdowns import Kept
 from offpol_diag.presets import Policy, Preset, Reject, families
 
 MOST_COMPARED = 8

@@ -196,6 +196,9 @@ def _put(tables: Iterator[pa.Table], made: Converted, said: bytes) -> None:
         if writer is not None:
             writer.close()
             placed(hidden, made.path)
+    except pa.ArrowInvalid as error:
+        what = f"rows that {made.path} is made of cannot be written ({str(error).splitlines()[0]})"
+        raise DumpError(what, "a file is damaged: copy it again, or dump again") from error
     except OSError as error:
         what = f"{made.path}: cannot be written ({error.strerror or error})"
         raise DumpError(what, "make room there, or set TMPDIR to another place") from error

@@ -276,6 +276,8 @@ def ranks(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
 
 def _places(total: int, response: int, padded: int, rank: int, count: int) -> Array:
     """Return which response tokens a context-parallel rank has: chunks r and 2·count − 1 − r of 2·count."""
+    if not (0 <= rank < count and response < total <= padded):
+        raise ValueError(f"rank {rank} of {count} has no part of {response} of {total} tokens")
     if count == 1:
         return np.ones(response, np.bool_)
     chunk = -(-padded // (2 * count))

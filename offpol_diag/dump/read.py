@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +29,8 @@ from offpol_diag.errors import DumpError
 from offpol_diag.printable import cleaned
 
 Progress = Callable[[int], None]
+Placed = tuple[str, Ints, pa.RecordBatch]
+"""File and row group of a table, the number of each row in the file, and the table."""
 READ_ERRORS = (pa.ArrowException, OSError, ValueError)
 """What pyarrow raises on damaged files: OSError from codecs, ValueError from text."""
 BUFFER = 1 << 20
@@ -36,10 +39,10 @@ BATCH = 1 << 18
 """Tokens per batch, and decoded at once, unless others are asked for, or a sequence is longer."""
 MOST_ROWS = 1 << 15
 """Most sequences per table, and per batch: what is computed of each takes memory however short it is."""
-FULL = 0.5
-"""Share of the largest batch from which a batch is not joined with the next."""
 RECYCLED = (32 << 20) - (64 << 10)
 """Bytes just below glibc's largest mmap threshold: having freed such a block, malloc keeps smaller ones."""
+WHOLE = re.compile(r"-?\d{1,18}")
+"""A value of a hive partition that is an integer."""
 MOST_SHARDS = 4096
 MOST_COUNTED = 1 << 21
 """Labels of a column beyond which they are not counted."""
@@ -50,6 +53,18 @@ MOST_DESCRIBED, SMALL, FEW = 16, 64, 256
 # ---------------------------------------------------------------- files
 
 
+def ignored(_: int) -> None:
+    """Do nothing with the rows just read."""
+
+
+class Group(NamedTuple):
+    """A row group: its rows, uncompressed bytes, and log-probs of the rollout."""
+
+    rows: int
+    size: int
+    tokens: int
+
+
 @dataclass(frozen=True)
 class Part:
     """A file of a dump, or some of its row groups: what its footer says.
@@ -58,9 +73,8 @@ class Part:
         schema: its columns, hive partitions included.
         partitions: hive partition column → value.
         columns: canonical name → its column; empty where it has no row.
-        rows_of, bytes_of, tokens_of: rows, uncompressed bytes and log-probs of each row group.
         provenance: how the numbers were made, from the file's metadata.
-        span: the row groups that are read.
+        groups: all its row groups, of which those in `span` are read.
         state: size and time of the file; empty where another machine may hold a copy.
     """
 
@@ -68,10 +82,8 @@ class Part:
     schema: pa.Schema
     partitions: dict[str, pa.Scalar]
     columns: dict[str, str]
-    rows_of: tuple[int, ...]
-    bytes_of: tuple[int, ...]
-    tokens_of: tuple[int, ...]
     provenance: dict[str, object]
+    groups: tuple[Group, ...]
     span: range
     state: tuple[int, ...]
 
@@ -85,46 +97,39 @@ class Part:
         try:
             with opened(path) as file:
                 found, metadata, state = file.schema_arrow, file.metadata, path.state
-            groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
             own = {}
             for key, text in path.partitions.items():
                 if key not in found.names:
-                    whole = key not in words
-                    value = int(text) if whole and text is not None else text
-                    own[key] = pa.scalar(value, pa.int64() if whole else pa.string())
+                    number = None if key in words or text is None else int(text)
+                    own[key] = pa.scalar(text) if key in words else pa.scalar(number, pa.int64())
                     found = found.append(pa.field(key, own[key].type))
-            leaves = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
             said = json.loads((metadata.metadata or {}).get(KEY, b"{}"), parse_constant=lambda _: None)
+            groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+            leaves = [f"{metadata.schema.column(at).path}." for at in range(metadata.num_columns)]
         except READ_ERRORS as error:
             raise unreadable(path, error) from error
-        rows = tuple(one.num_rows for one in groups)
-        columns = schema.resolve(found, given, str(path)) if any(rows) else {}
-        rollout = columns.get(schema.ROLLOUT, "")
-        leaf = next((at for at, name in enumerate(leaves) if f"{name}.".startswith(f"{rollout}.")), 0)
-        return cls(
-            path,
-            found,
-            own,
-            columns,
-            rows,
-            tuple(one.total_byte_size for one in groups),
-            tuple(max(one.column(leaf).num_values, one.num_rows) for one in groups),
-            said if isinstance(said, dict) else {},
-            range(len(groups)),
-            state,
-        )
+        columns = schema.resolve(found, given, str(path)) if metadata.num_rows else {}
+        rollout = f"{columns.get(schema.ROLLOUT)}."
+        leaf = next((at for at, name in enumerate(leaves) if name.startswith(rollout)), 0)
+        counts = [
+            Group(x.num_rows, x.total_byte_size, max(x.column(leaf).num_values, x.num_rows, 1))
+            for x in groups
+        ]
+        provenance = said if isinstance(said, dict) else {}
+        return cls(path, found, own, columns, provenance, tuple(counts), range(len(counts)), state)
 
     @property
-    def rows(self) -> int:
-        """Number of rows that are read."""
-        return sum(self.rows_of[group] for group in self.span)
+    def read(self) -> list[Group]:
+        """The row groups that are read."""
+        return [self.groups[at] for at in self.span]
 
-    def tables(self, names: Sequence[str], most: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-        """Yield the rows in order: row group, number of the first row in the file, table.
+    def tables(self, names: Sequence[str], most: int, progress: Progress = ignored) -> Iterator[Placed]:
+        """Yield the rows in order, in tables of even size.
 
         Args:
             names: the columns.
             most: log-probs of a table, about.
+            progress: called with the number of rows just read.
 
         Raises:
             DumpError: the file cannot be read, or is another one by now: rows of two files must not mix.
@@ -134,42 +139,41 @@ class Part:
             parquet, state = opened(self.path), self.state or self.path.state
         except READ_ERRORS as error:
             raise unreadable(self.path, error) from error
-        with parquet:
-            for group in self.span:
-                done, rows, first = 0, self.rows_of[group], sum(self.rows_of[:group])
-                size = max(-(-rows // -(-self.tokens_of[group] // most)), 1)  # so that tables are even
-                try:
-                    for table in parquet.iter_batches(size, [group], stored):
-                        for key, value in self.partitions.items():
-                            table = table.append_column(key, pa.repeat(value, table.num_rows))
-                        if self.path.state != state:
-                            hint = "wait until its writer has ended, or read a copy; then read again"
-                            raise DumpError(f"{self.path}: the file was changed while it was read", hint)
-                        yield group, first + done, table
-                        done += table.num_rows
-                        del table
-                    if done != rows:
-                        raise EOFError("not the rows its footer had")
-                except (*READ_ERRORS, EOFError) as error:
-                    raise self._corrupt(group, first + done, stored, error) from error
-
-    def _corrupt(self, group: int, row: int, names: Sequence[str], error: Exception) -> DumpError:
-        """Return the error of a row group that cannot be read; it names the columns that do not read."""
-        where = f"{self.path}, row group {group}, from row {row} on"
-        if isinstance(error, MemoryError):  # Arrow's is one
-            hint = "leave more memory free, say --threads 1, or write smaller row groups"
-            return DumpError(f"{where}: there is not enough memory to read it ({said(error)})", hint)
-        culprits = []
-        for name in names:
+        for at in self.span:
+            group, row = self.groups[at], sum(one.rows for one in self.groups[:at])
+            end, where = row + group.rows, f"{self.path}, row group {at}"
             try:
-                with opened(self.path) as parquet:
-                    for _ in parquet.iter_batches(1024, row_groups=[group], columns=[name]):
-                        pass
-            except READ_ERRORS:
-                culprits.append(repr(name))
-        hint = "the file is damaged: copy it again and compare sizes; if the error stays, dump again"
-        what = f"{where}, column {', '.join(culprits) or 'unknown'}: the data cannot be read ({said(error)})"
-        return DumpError(what, hint)
+                for table in parquet.iter_batches(
+                    max(-(-group.rows // -(-group.tokens // most)), 1), [at], stored
+                ):
+                    for key, value in self.partitions.items():
+                        table = table.append_column(key, pa.repeat(value, table.num_rows))
+                    if self.path.state != state:
+                        hint = "wait until its writer has ended, or read a copy; then read again"
+                        raise DumpError(f"{self.path}: the file was changed while it was read", hint)
+                    many = table.num_rows
+                    progress(many)
+                    yield where, np.arange(row, row + many), table
+                    row += many
+                    del table  # frees it before the next one is read
+                if row != end:
+                    raise EOFError("not the rows its footer had")
+            except (*READ_ERRORS, EOFError) as error:
+                if isinstance(error, MemoryError):  # Arrow's is one
+                    hint = "leave more memory free, say --threads 1, or write smaller row groups"
+                    what = f"{where}: there is not enough memory to read it ({said(error)})"
+                    raise DumpError(what, hint) from error
+                odd = ", ".join(repr(name) for name in stored if not self._reads(at, name)) or "unknown"
+                what = f"{where}, from row {row} on, column {odd}: the data cannot be read ({said(error)})"
+                hint = "the file is damaged: copy it again and compare sizes; if the error stays, dump again"
+                raise DumpError(what, hint) from error
+
+    def _reads(self, group: int, name: str) -> bool:
+        """Return whether a column of a row group can be read by itself."""
+        try:
+            return all(True for _ in opened(self.path).iter_batches(1024, [group], [name]))
+        except READ_ERRORS:
+            return False
 
 
 def opened(path: Location) -> pq.ParquetFile:
@@ -206,16 +210,6 @@ def unreadable(path: Location, error: Exception) -> DumpError:
 def said(error: BaseException) -> str:
     """Return the first line of an error message without secrets, or the name of the error's type."""
     return cleaned((str(error).splitlines() or [type(error).__name__])[0])
-
-
-def of_words(files: Sequence[Location]) -> set[str]:
-    """Return the hive partitions with a value that is no integer: they are text in every file."""
-    pairs = [(key, text) for file in files for key, text in file.partitions.items() if text is not None]
-    return {
-        key
-        for key, text in pairs
-        if not (text.removeprefix("-").isdecimal() and -(2**63) <= int(text) < 2**63)
-    }
 
 
 def merged(provenances: Iterable[dict[str, object]]) -> dict[str, object]:
@@ -284,12 +278,12 @@ class Dump:
     @property
     def rows(self) -> int:
         """Rows of the files, bad ones included; tokens where a row is one."""
-        return sum(part.rows for part in self.parts)
+        return sum(group.rows for part in self.parts for group in part.read)
 
     @property
     def tokens(self) -> int:
         """Number of tokens, masked ones and one of each empty sequence included."""
-        return sum(part.tokens_of[group] for part in self.parts for group in part.span)
+        return sum(group.tokens for part in self.parts for group in part.read)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -312,23 +306,23 @@ class Dump:
         This depends on the dump alone. Shards can be read in another process and working directory. A dump of
         a row per token is one shard.
         """
-        groups = [(part, group) for part in self.parts for group in part.span]
-        size = max(size, sum(part.bytes_of[group] for part, group in groups) // MOST_SHARDS)
+        size = max(size, sum(group.size for part in self.parts for group in part.read) // MOST_SHARDS)
         found, held, weight, first, before = list[Dump](), list[Part](), 0, 0, 0
-        for at, (part, group) in enumerate(groups, 1):
+        for part in self.parts:
             path = (
                 part.path
                 if part.path.store
                 else replace(part.path, path=str(Path(part.path.path).absolute()))
             )
-            if held and held[-1].path == path and held[-1].span.stop == group:
-                held[-1] = replace(held[-1], span=range(held[-1].span.start, group + 1))
-            else:
-                held.append(replace(part, path=path, span=range(group, group + 1), state=()))
-            weight, first = weight + part.bytes_of[group], first + part.rows_of[group]
-            if (weight >= size and not self.long) or at == len(groups):
-                found.append(replace(self, parts=held, seen=Seen(), folder=None, shard=True, before=before))
-                held, weight, before = [], 0, first
+            for at in part.span:
+                begin = held.pop().span.start if held and held[-1].path == path else at
+                held.append(replace(part, path=path, span=range(begin, at + 1), state=()))
+                weight, first = weight + part.groups[at].size, first + part.groups[at].rows
+                if (weight >= size and not self.long) or first == self.rows:
+                    found.append(
+                        replace(self, parts=held, seen=Seen(), folder=None, shard=True, before=before)
+                    )
+                    held, weight, before = [], 0, first
         return found
 
     def largest(self, name: str, most: int) -> tuple[frozenset[str], int] | None:
@@ -344,7 +338,7 @@ class Dump:
             if column not in part.schema.names or len(counts) > MOST_COUNTED:
                 return None
             if column in part.partitions:
-                counts[label(part.partitions[column].as_py())] += part.rows
+                counts[label(part.partitions[column].as_py())] += sum(group.rows for group in part.read)
                 continue
             with suppress(UnicodeDecodeError):  # an error, with its place, when all columns are read
                 for _, _, table in part.tables([column], self.batch_tokens):
@@ -354,7 +348,7 @@ class Dump:
             return None
         return frozenset(nsmallest(most, counts, key=lambda one: (-counts[one], one))), len(counts) - most
 
-    def batches(self, progress: Progress | None = None) -> Iterator[Batch]:
+    def batches(self, progress: Progress = ignored) -> Iterator[Batch]:
         """Yield the sequences as CPU float64 batches, in the order of the files; can be called repeatedly.
 
         A batch has at most about `batch_tokens` tokens, or one sequence. `progress` is called with the number
@@ -388,7 +382,7 @@ class Dump:
         what = f"{name}: no token is left in {self.seen.rows} rows"
         raise DumpError(what, hint if mask else "every list is empty; check the writer")
 
-    def _packed(self, progress: Progress | None) -> Iterator[Batch]:
+    def _packed(self, progress: Progress) -> Iterator[Batch]:
         """Pack the good rows, and note what is seen of all of them."""
         for rows in self.read(self.plan.names, self.batch_tokens, progress):
             many, skipped = rows.many, Skipped()
@@ -400,76 +394,44 @@ class Dump:
                 yield batch
             del batch
 
-    def read(
-        self, names: Sequence[str] | None, most: int, progress: Progress | None = None
-    ) -> Iterator[Rows]:
-        """Yield the rows with some columns, at most `most` tokens or one row at once.
-
-        Args:
-            names: the columns; None for all.
-            most: tokens at once.
-            progress: called with the number of rows of the files just read.
-        """
+    def read(self, names: Sequence[str] | None, most: int, progress: Progress = ignored) -> Iterator[Rows]:
+        """Yield the rows with some columns (None: all), at most `most` tokens or one row at once."""
         number, seen, rollout = self.before, set[object](), self.plan.columns[schema.ROLLOUT]
         for part in self.parts:
-            own = [
-                name for name in (part.schema.names if names is None else names) if name in part.schema.names
-            ]
-            for where, row, table in self._placed(part, own, most, seen, progress):
+            there = part.schema.names
+            tables = part.tables([name for name in names or there if name in there], most, progress)
+            for where, row, table in (
+                gathered(tables, self.plan.columns, str(part.path), seen) if self.long else tables
+            ):
                 lengths = pc.list_value_length(table.column(rollout)).fill_null(0)
                 offsets, begin = starts(lengths.to_numpy()), 0
                 while begin < table.num_rows:
                     fit = int(np.searchsorted(offsets, offsets[begin] + most, side="right")) - 1
                     end = min(max(fit, begin + 1), begin + MOST_ROWS)
-                    here, numbers = table.slice(begin, end - begin), number + np.arange(begin, end)
-                    yield Rows(here, self.plan, numbers, where, row[begin:end])
-                    del here
+                    numbers = number + np.arange(begin, end)
+                    yield Rows(table.slice(begin, end - begin), self.plan, numbers, where, row[begin:end])
                     begin = end
                 number += table.num_rows
-                del table  # frees it before the next one is read
-
-    def _placed(
-        self, part: Part, names: Sequence[str], most: int, seen: set[object], progress: Progress | None
-    ) -> Iterator[tuple[str, Ints, pa.RecordBatch]]:
-        """Yield tables of a row per sequence, and where its rows lie: file and row group, rows."""
-
-        def counted() -> Iterator[tuple[int, int, pa.RecordBatch]]:
-            for group, first, table in part.tables(names, most):
-                if progress:
-                    progress(table.num_rows)
-                yield group, first, table
                 del table
-
-        if self.long:
-            tokens = (table for _, _, table in counted())
-            for table, firsts in gathered(tokens, self.plan.columns, str(part.path), seen):
-                yield str(part.path), firsts, table
-            return
-        for group, first, table in counted():
-            yield f"{part.path}, row group {group}", first + np.arange(table.num_rows), table
-            del table
 
 
 def _joined_up(batches: Iterable[Batch], most: int) -> Iterator[Batch]:
-    """Join batches, in order, up to `most` tokens and `MOST_ROWS` rows; a larger batch stays on its own."""
+    """Join batches, in order, up to `most` tokens and `MOST_ROWS` rows; one of half as many stays alone."""
 
     def whole() -> Batch:
         found = joined(held)
         held.clear()  # so that they can be freed
         return found
 
-    held: list[Batch] = []
-    size = rows = 0
+    held = list[Batch]()
     for batch in batches:
-        if (size and size + batch.tokens > most) or (rows and rows + batch.sequences > MOST_ROWS):
+        tokens = sum(one.tokens for one in held) + batch.tokens
+        if held and (tokens > most or sum(one.sequences for one in held) + batch.sequences > MOST_ROWS):
             yield whole()
-            size = rows = 0
-        size, rows = size + batch.tokens, rows + batch.sequences
         held.append(batch)
         del batch
-        if size >= FULL * most:
+        if sum(one.tokens for one in held) > most / 2:
             yield whole()
-            size = rows = 0
     if held:
         yield whole()
 
@@ -500,9 +462,10 @@ def open_dump(
     """
     given = columns or {}
     files = [one for one in sources if isinstance(one, Location)] or find([str(one) for one in sources])
-    words = of_words(files)
+    texts = [(key, text) for one in files for key, text in one.partitions.items() if text is not None]
+    words = {key for key, text in texts if not WHOLE.fullmatch(text)}  # of a hive partition, in every file
     parts = [Part.of(path, words, given) for path in files]
-    filled = [part for part in parts if part.rows]
+    filled = [part for part in parts if part.columns]
     if not filled:
         what = f"{named(files)}: the dump is empty: it has no row"
         raise DumpError(what, "check that its writer was closed")

@@ -158,13 +158,15 @@ def is_text(dtype: pa.DataType) -> bool:
 
 
 def misfit(column: Column, dtype: pa.DataType, long: bool) -> str:
-    """Return what a column needs to hold, if it does not; null throughout will do for anything."""
+    """Return what a column needs to hold, if it does not; null throughout will do for all but the rollout."""
     lists = is_list(dtype)
     inner = plain_type(dtype.value_type if lists else dtype)
     listed = column.holds == "list" or (
         not long and (column.holds == "tokens" or (column.holds == "either" and lists))
     )
-    if pt.is_null(dtype) or (lists == listed and (pt.is_null(inner) or column.takes(inner))):
+    if (pt.is_null(dtype) and column.name != ROLLOUT) or (
+        lists == listed and (pt.is_null(inner) or column.takes(inner))
+    ):
         return ""
     if column.holds == "either" and not long:
         return "one number or a list of numbers per row"

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from offpol_diag.core import breakdowns
 from offpol_diag.core.intervals import Formula, Groups, Reader, mean
-from offpol_diag.engine import bootstrap, breakdowns, method, segments
+from offpol_diag.engine import bootstrap, method, segments
 from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.engine.rows import Columns
-from offpol_diag.engine.segments import Array, sum_by
+from offpol_diag.engine.segments import Array
 from offpol_diag.engine.tally import SAMPLE, Arrays, ByKey, Names
 from offpol_diag.number import Number
 from offpol_diag.presets import Preset
-
-LENGTH_BINS = 256
-"""Eight bins to an octave: lengths below 12 have bins of their own, longer ones are binned to 9%."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +45,6 @@ class SampledGroups:
         return round((len(self.keys) - 1) / share)
 
 
-def length_bin(lengths: Array) -> Array:
-    """Return the bin of each length (in tokens, at least 1)."""
-    bins = np.floor(np.log2(np.maximum(lengths, 1)) * 8).astype(np.int64)
-    result: Array = np.minimum(bins, LENGTH_BINS - 1)
-    return result
-
-
-def by_length(lengths: Array) -> Array:
-    """Count the sequences with a token by length: [LENGTH_BINS]."""
-    return sum_by(length_bin(lengths), LENGTH_BINS, (lengths > 0).astype(np.float64))
-
-
 def groups_of(keys: Array) -> ByKey:
     """Sample the groups of sequences with these keys, [S]."""
     return ByKey(np.unique(bootstrap.mix(keys))[: SAMPLE + 1], Arrays(), "sample")
@@ -72,7 +58,7 @@ DROPPED = next(row for row in method.ROWS if row.name == "sequences_dropped")
 def by_octave(sums: PresetSums) -> ByKey:
     """Sum sequences by octave of length, and those of them that each preset drops, if it can drop any."""
     batch, some = sums.batch, sums.only(lambda preset: DROPPED.name not in method.idle(preset))
-    keys = breakdowns.LENGTH.keys(batch)
+    keys = breakdowns.LENGTH.places(batch)
     assert keys is not None
     members = {str(key): segments.index(at) for key, at in segments.by_key(keys).items()}
     columns = Columns.of({name: sums.context.counts[name] for name in ("tokens", "sequences")})
@@ -94,7 +80,7 @@ def read_by_octave(
         read = arrays.read("columns")
         reader = Reader(read, Groups.drawn(read["tokens"], groups))
         found = reader.numbers(DROPPED, [f"{name}|" for name in names])
-        yield from ((breakdowns.octave(key), name, one) for name, one in zip(names, found, strict=True))
+        yield from ((breakdowns.of_octave(key), name, one) for name, one in zip(names, found, strict=True))
 
 
 # ---------------------------------------------------------------- what was sampled at policy lag 0

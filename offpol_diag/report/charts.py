@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from offpol_diag.metrics import PAIRS, tone
+from offpol_diag.metrics import BANDS, PAIRS, tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, rounded, say, say_value
 from offpol_diag.report.picture import Colour, Heat, Layer, Panel, Picture, Tint, at_places
@@ -63,17 +63,16 @@ def _main(known: Container[str], metric: str) -> str:
     return next((prefix for prefix in ("", "total.") if f"{prefix}{metric}" in known), "")
 
 
-def _tints(summary: Result, metric: str, named: bool = True) -> tuple[Tint, ...]:
+def _tints(metric: str, named: bool = True) -> tuple[Tint, ...]:
     """Return the tints of all bands of a metric."""
-    bands = (one for one in summary.charts.bands if one.metric == metric)
-    return tuple(Tint(one.low, one.high, tone(one.name), one.name if named else "") for one in bands)
+    return tuple(Tint(one.low, one.high, tone(one.name), one.name if named else "") for one in BANDS[metric])
 
 
 def _k3_panel(
     summary: Result, x_title: str, layers: Iterable[Layer], named: bool = False, **more: Any
 ) -> Panel:
     """Return a panel of K3 on a log scale, tinted by its bands."""
-    title, tinted = "K3 KL, nats per token (log)", _tints(summary, "k3", named)
+    title, tinted = "K3 KL, nats per token (log)", _tints("k3", named)
     return Panel(x_title, title, tuple(layers), y_scale="log", tints=tinted, **more)
 
 
@@ -109,7 +108,7 @@ def _by_step(summary: Result) -> Picture | None:
     if ess:
         title = "ESS of raw token ratios" + (" (hollow: k̂ > 0.7)" if any(hollow) else "")
         layer = _curve("", x, ess, "teal", hollow=hollow)
-        bad = [one for one in _tints(summary, "ess_tokens") if one.tone != "good"]
+        bad = [one for one in _tints("ess_tokens") if one.tone != "good"]
         panels.append(by_step(title, (layer,), percent=True, y_range=(0, 1.04), tints=bad))
     elif k1 := steps.series.get(f"{drift}k1"):
         panels.append(by_step("K1, mean of −Δ, nats per token", (_curve("", x, k1, "teal"),)))
@@ -223,21 +222,18 @@ def _histogram(summary: Result, drift: str | None = None) -> Picture | None:
     if found.in_sync and any(found.in_sync):
         synced = _bars(found.model_copy(update={"counts": found.in_sync}), "slate")
         layers.append(Layer("lag 0", synced.x, synced.y, "slate", "steps", dashed=True, at=0))
-    ranges = summary.charts.ranges if drift == main else []
-    under = [one for one in ranges if one.high is not None and one.high <= 0.5]
-    over = [one for one in ranges if one.low is not None and one.low >= 2]
-    low, high = (sum(one.share for one in some) for some in (under, over))
+    less, more = (summary.charts.less, summary.charts.more) if drift == main else (None, None)
     off = summary.whole.get(f"{drift}f_2", Number()).value
     title, sub = "The log-ratio Δ of every token", "Log-ratio Δ of every token (counts on a log scale)."
     if off is not None:
         many = f"{rounded(off, 'fraction')} of tokens differ" if off else "No token differs"
         title = f"{many} by more than a factor of 2"
-    if ranges and off:
-        title += f": {rounded(low, 'share')} are less likely under the trainer, {rounded(high, 'share')} more"
+    if less and more and off:
+        low, high = (rounded(one.share, "share") for one in (less, more))
+        title += f": {low} are less likely under the trainer, {high} more"
         left, right = (
-            f"{rounded(share, 'share')} of tokens, "
-            f"{rounded(sum(one.k3_share or 0 for one in some), 'share')} of K3"
-            for share, some in ((low, under), (high, over))
+            f"{rounded(one.share, 'share')} of tokens, {rounded(one.k3_share or 0.0, 'share')} of K3"
+            for one in (less, more)
         )
         sub += f" r < ½: {left}; r > 2: {right}."
     axis, name = "Δ = log π_train − log π_rollout, nats", "histogram"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from offpol_diag.check import Checked
+from offpol_diag.metrics import BANDS
 from offpol_diag.numerals import counted, minus
 from offpol_diag.report import answered
 from offpol_diag.report.answer import Answer, Tile
@@ -108,7 +108,7 @@ def _head(result: Result | Checked, answer: Answer) -> dict[str, Any]:
         "meter": _meter(result) if of_analysis and isinstance(result, Result) else "",
         "triangle": triangle(result.reference) if isinstance(result, Result) and result.reference else "",
         "cause": next((_drawn(fact.chart) for fact in answer.facts if fact.chart), None),
-        "tiles": [_tile(one, {}) for one in answer.tiles],
+        "tiles": [_tile(one, tinted=False) for one in answer.tiles],
         "tables": [laid_out(one) for one in answer.tables if one.shown == "always" and one.rows],
         "charts": [] if of_analysis else telling,
         "rest": [] if of_analysis else rest,
@@ -120,10 +120,7 @@ def _view(part: Part, result: Result | Checked) -> Any:
     """Return what the macro of a section takes."""
     drawn = part.drawn
     if part.macro == "Tiles" and isinstance(result, Result):
-        bands: dict[str, list[Any]] = {}
-        for one in result.charts.bands:
-            bands.setdefault(one.metric, []).append(one)
-        return drawn.lead, [_tile(tile, bands) for tile in drawn.tiles], drawn.heavy
+        return drawn.lead, [_tile(tile, tinted=True) for tile in drawn.tiles], drawn.heavy
     if part.macro == "Charts":
         pictures, bands_, tables = drawn
         telling = [one for one in pictures if one.telling]
@@ -141,10 +138,10 @@ def _view(part: Part, result: Result | Checked) -> Any:
     return drawn
 
 
-def _tile(tile: Tile, bands: Mapping[str, list[Any]]) -> tuple[Tile, str]:
-    """Return a tile and its small curve, tinted by the band it lies in if that is not a good one."""
-    rows = [one for one in bands.get(tile.key.rpartition(".")[2], ()) if one.name == tile.band]
-    tints = rows if tile.tone not in ("good", None) else []
+def _tile(tile: Tile, tinted: bool) -> tuple[Tile, str]:
+    """Return a tile and its small curve; if tinted, by the band it lies in where that is not a good one."""
+    rows = [one for one in BANDS.get(tile.key.rpartition(".")[2], ()) if one.name == tile.band]
+    tints = rows if tinted and tile.tone not in ("good", None) else []
     log = tile.log and all(one is None or one > 0 for one in tile.curve)
     return tile, spark(tile.curve, tints, log) if len(tile.curve) > 1 else ""
 
@@ -162,11 +159,11 @@ def _calm(text: str) -> str:
 
 
 def _meter(summary: Result) -> Any:
-    k3, bands = summary.number("k3"), [one for one in summary.charts.bands if one.metric == "k3"]
-    if k3.value is None or k3.value <= 0 or not bands:
+    k3 = summary.number("k3")
+    if k3.value is None or k3.value <= 0:
         return ""
     synced = in_sync(summary)
-    return meter(k3, bands, synced.value if synced else None, next(iter(summary.charts.expected), None))
+    return meter(k3, BANDS["k3"], synced.value if synced else None, next(iter(summary.charts.expected), None))
 
 
 # ---------------------------------------------------------------- the file

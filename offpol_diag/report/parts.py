@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from offpol_diag.diagnosis.floors import observed
-from offpol_diag.metrics import METRICS, REGIMES, tone
+from offpol_diag.metrics import BANDS, METRICS, REGIMES, tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, rounded, say_value, size
 from offpol_diag.report import columns
@@ -73,7 +74,7 @@ def parts(summary: Result, answer: Answer) -> Iterator[Part]:
     numbers = tuple(one for one in tables if one.id not in ("steps", "pairs"))
     yield Part("numbers", "Headline numbers", "Numbers", macro="Tiles", drawn=answer, tables=numbers + extra)
     if answer.charts:
-        bands = tuple((tone(one.name), one.name) for one in summary.charts.bands if one.metric == "k3")
+        bands = tuple((tone(one.name), one.name) for one in BANDS["k3"])
         drawn = (answer.charts, bands, tuple(by_place(summary)))
         yield Part("charts", "Where the mismatch is", "Charts", macro="Charts", drawn=drawn)
     if summary.presets:
@@ -101,13 +102,14 @@ def _meanings(summary: Result) -> Table:
 
 def _bands(summary: Result) -> Table:
     rows = []
-    for one in summary.charts.bands:
+    for one in chain.from_iterable(BANDS.values()):
         low, high = (None if end is None else rounded(end) for end in (one.low, one.high))
         span = f"{low} to {high}" if low and high else f"below {high}" if high else f"above {low}"
         rows.append((one.metric, one.name, span, one.regime, one.source))
     header = ("number", "band", "range", "regime", "source")
     said = "Where the bands come from; a value is only comparable within its regime"
-    return Table("bands", said, header, [*rows, *observed(), *REGIMES] if rows else (), shown="page")
+    known = summary.number("k3").known
+    return Table("bands", said, header, [*rows, *observed(), *REGIMES] if known else (), shown="page")
 
 
 # ---------------------------------------------------------------- the dump and the run

@@ -45,6 +45,15 @@ class Series(Points):
     low: list[float | None] = Field([], description="lower ends of the 95% intervals; empty: none are known")
     high: list[float | None] = []
 
+    def numbers(self) -> list[Number]:
+        """Return each point as a number with its interval."""
+        none: list[float | None] = [None] * len(self.values)
+        each = zip(self.values, self.low or none, self.high or none, strict=True)
+        return [
+            Number(value=value, interval=None if low is None or high is None else (low, high))
+            for value, low, high in each
+        ]
+
 
 class BySteps(Points):
     """Numbers by training step, each group of equally many adjacent steps together where there are many."""
@@ -67,16 +76,6 @@ class BySteps(Points):
         return self
 
 
-class RangeOfRatios(NamedTuple):
-    """Tokens whose importance ratio r lies in [low, high): their share, and that of the sum of K3."""
-
-    low: float | None
-    high: float | None
-    tokens: int
-    share: float
-    k3_share: float | None
-
-
 class Density(Model):
     """Tokens by their probability under both policies, on bins of about equal width in the logit."""
 
@@ -92,7 +91,7 @@ class Density(Model):
 
 
 class Corner(Model):
-    """Tokens that are likely under one policy and unlikely under the other."""
+    """Some tokens, and what they carry of K3."""
 
     tokens: Whole
     share: float = Field(description="of all tokens, 0 to 1")
@@ -103,7 +102,6 @@ class Noise(Points):
     """Quantiles of |Δ| by the rollout probability of the token, read off bins 1/16 wide (relative)."""
 
     edges: list[float] = Field(description="rollout probabilities that bound the bins, from 0 to 1, [N+1]")
-    tokens: list[Whole] = Field(description="[N]")
     median: list[float | None] = Field(description="nats, [N]")
     p90: list[float | None]
     p99: list[float | None]
@@ -213,9 +211,6 @@ class Crossing(NamedTuple):
 class Charts(Model):
     """Binned numbers from which the pictures of a report are drawn; empty or null where nothing is known."""
 
-    bands: Annotated[list[Band], Columns(Band)] = Field(
-        [], description="all published bands, best first within a metric"
-    )
     expected: Annotated[list[Band], Columns(Band)] = Field(
         [],
         description="published K3 of runs without a known fault that record the same",
@@ -225,9 +220,8 @@ class Charts(Model):
     )
     steps: BySteps | None = None
     gap_shares: dict[str, Number] = Field({}, description="rollout_old, old_current: K1 over that of total")
-    ranges: Annotated[list[RangeOfRatios], Columns(RangeOfRatios)] = Field(
-        [], description="rising r, from 0 to infinity"
-    )
+    less: Corner | None = Field(None, description="r below ½: less likely under the trainer")
+    more: Corner | None = Field(None, description="r of at least 2: more likely under the trainer")
     density: Density | None = None
     lost: Corner | None = Field(None, description="π_rollout above 0.9, π_train below 0.5")
     found: Corner | None = Field(None, description="the mirror image: π_rollout below 0.5, π_train above 0.9")

@@ -1,382 +1,149 @@
-"""Ways to damage what a command reads: values in a tree, the text of JSON and TOML, bytes.
-
-Everything takes a `Random` and changes nothing that it is given.
-"""
+"""Ways to damage what is read: values in a tree, lines of TOML, bytes. Nothing that is given is changed."""
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
-from collections.abc import Callable, Sequence
+import re
 from random import Random
 from typing import Any
 
-Tree = Any  # dict, list, str, int, float, bool, None
-
-DEEP, LONG, DIGITS = 20_000, 200_000, 5_000
-RAW, TWICE = "@@raw ", "@@twice "
-"""In a tree: a string that is written as it stands, without quotes (' for "); a key written without this."""
-
-TEXTS = (
+ODD = "\x1b[8mx\x1b[2J a\n::error::planted a\x00b \x9b31m \u202etxt.exe \ud800 <planted/> </script><planted>"
+ODD += (
+    r" [/] {x}%s%n [bold]x[/bold] |a|*b*_c_ \ .. -- a.b.c a=b,c:d , nan -inf 1e999 -1 0x10 ٣ ² 1..2 50% p50"
+)
+TEXTS = [
     "",
     " ",
-    "\x1b[8mconcealed\x1b[2J",
-    "\x1b]0;title\x07",
-    "a\n::error::planted",
-    "\r\n::error::planted\r",
-    "\x00",
-    "a\x00b",
-    "\x7f\x9b31m",
-    "\u202etxt.exe",
-    "\u2028\u2029\ufeff",
-    "\ud800",
-    "a\udcffb",
-    "\U0001f600\u0301é",
-    "<planted a='1'>&\"",
-    "</script><planted>",
-    "[bold]x[/bold]",
-    "[/]",
-    "{x}%s%n$(x)`x`",
-    "|a|*b*_c_",
-    "\\",
-    "..",
-    "-",
-    "--",
-    "a.b.c",
-    "a:b",
-    "a=b",
-    "a,b",
-    ",",
-    "=",
-    ":",
-    "nan",
-    "inf",
-    "-inf",
-    "1e999",
-    "-1",
-    "0",
-    "1_000",
-    "0x10",
-    "٣",
-    "²",
-    "１２",
-    "1..2",
-    "2..1",
-    "50%",
-    "p50",
+    *ODD.split(" "),
     "all",
     "none",
-    "true",
     "null",
     "k3",
     "token_is",
-    "9" * DIGITS,
-    "x" * LONG,
     "é" * 300,
-)
-NUMBERS = (
-    0,
-    -0.0,
-    1,
-    -1,
-    2,
-    7,
-    0.5,
-    -0.5,
-    1e-320,
-    1e-12,
-    1e16,
-    1e300,
-    1.7e308,
-    -1.7e308,
-    math.nan,
-    math.inf,
-    -math.inf,
-    2**31,
-    2**53 + 1,
-    2**63 - 1,
-    2**63,
-    -(2**63) - 1,
-    2**64,
-    10**18,
-    10**400,
-    -(10**400),
-)
-RAWS = (
-    "1e400",
-    "-1e400",
-    "9" * DIGITS,
-    "1e" + "9" * 30,
-    "nan",
-    "NaN",
-    "Infinity",
-    "01",
-    "0x1",
-    "+1",
-    "1.",
-    "tru",
-)
-DATES = (datetime.date(1, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59), datetime.time(1, 2, 3))
-
-
-def text(random: Random) -> str:
-    """Draw a string that code may not expect; sometimes two of them joined."""
-    found = random.choice(TEXTS)
-    return found + random.choice(TEXTS) if random.random() < 0.1 else found
+    "9" * 5000,
+    "x" * 200_000,
+]
+INTEGERS = [0, 1, -1, 7, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 10**18, 10**400]
+FLOATS = [-0.0, 0.5, -0.5, 1e-320, 1e16, 1.7e308, -1.7e308]
+NUMBERS = [*INTEGERS, *FLOATS, math.nan, math.inf, -math.inf]
+RAW = "@@raw "
+"""In a tree: a string that is written to JSON as it stands, without quotes (' for ")."""
+RAWS = ["1e400", "NaN", "01", "tru", "9" * 5000, "[" * 20_000, "{'a':" * 20_000 + "1" + "}" * 20_000]
+LITERALS = ['""', '"x"', '"token"', "nan", "1e400", "0", "-1", "1.5", "true", "[]", "{}", "[1]", "1979-05-27"]
 
 
 def argument(random: Random) -> str:
-    """Draw a string that a program can be given: short, without NUL, and encodable."""
-    return given(text(random))
+    """Draw a text that a program can be given: short, without NUL, and encodable."""
+    text = random.choice(TEXTS).replace("\x00", "")[:60_000]
+    return text.encode(errors="replace").decode()
 
 
-def given(said: str) -> str:
-    """Convert a string to what a program receives."""
-    return (
-        said.replace("\x00", "")[:60_000]
-        .encode(errors="replace" if "\ud800" in said else "surrogateescape")
-        .decode(errors="surrogateescape")
-    )
-
-
-def value(random: Random) -> Tree:
-    """Draw any value."""
-    kinds: Sequence[Callable[[], Tree]] = (
-        lambda: text(random),
-        lambda: random.choice(NUMBERS),
-        lambda: random.choice(NUMBERS),
-        lambda: RAW + random.choice(RAWS),
-        lambda: random.choice((None, True, False, [], {})),
-        lambda: random.choice(DATES),
-        lambda: [random.choice(NUMBERS) for _ in range(random.choice((1, 2, 3, 1000)))],
-        lambda: {text(random): random.choice(NUMBERS)},
-        lambda: [text(random), None, {}],
-    )
-    return random.choice(kinds)()
-
-
-# ---------------------------------------------------------------- trees
-
-
-def tree(random: Random, whole: Tree, times: int | None = None) -> Tree:
-    """Make a few changes to a tree in place.
-
-    Mostly all values keep their types: what only looks at those is passed.
-    """
-    changes = random.choice((CHANGES, (_nudge,), (_nudge,)))
-    for _ in range(times or random.choice((1, 1, 1, 2, 3, 6))):
-        holder, key = _place(random, whole)
-        if holder is None:
-            return value(random)
-        random.choice(changes)(random, holder, key, whole)
-    return whole
-
-
-def _place(random: Random, whole: Tree) -> tuple[Any, Any]:
-    """Draw a container and one of its keys, every level with the same chance."""
-    holder, key, at = None, None, whole
-    while isinstance(at, dict | list) and at and (holder is None or random.random() < 0.85):
-        holder = at
-        key = random.choice(list(at)) if isinstance(at, dict) else random.randrange(len(at))
-        at = at[key]
-    return holder, key
-
-
-def _replace(random: Random, holder: Any, key: Any, whole: Tree) -> None:
-    holder[key] = value(random)
-
-
-def _nudge(random: Random, holder: Any, key: Any, whole: Tree) -> None:
-    """Replace a value by another of its type, which passes a check of types."""
-    old = holder[key]
-    if isinstance(old, bool) or old is None:
-        holder[key] = random.choice((True, False, None))
-    elif isinstance(old, int):
-        ints = [one for one in NUMBERS if isinstance(one, int)]
-        holder[key] = random.choice((-old, old + 1, old - 1, old * 10, *ints))
-    elif isinstance(old, float):
-        floats = [one for one in NUMBERS if isinstance(one, float) and math.isfinite(one)]
-        holder[key] = random.choice((-old, old + 1, old * 10, old / 1e9, *floats))
-    elif isinstance(old, str):
-        at = random.randint(0, len(old))
-        odd = text(random)
-        holder[key] = random.choice((old[:at] + odd + old[at:], old[:at], old.upper(), old + " ", odd))
-    elif isinstance(old, list):
-        holder[key] = random.choice((old[::-1], old[:1], old * 2, old * 50, old[1:], []))
-    elif isinstance(old, dict):
-        rows = list(old.items())
-        holder[key] = random.choice(({}, dict(rows[::-1]), dict(rows[:1]), dict(rows[1:])))
-
-
-def _remove(random: Random, holder: Any, key: Any, whole: Tree) -> None:
-    del holder[key]
-
-
-def _repeat(random: Random, holder: Any, key: Any, whole: Tree) -> None:
-    if isinstance(holder, dict):
-        holder[f"{TWICE}{key}"] = random.choice((holder[key], value(random)))
-    else:
-        holder.insert(key, holder[key])
-
-
-def _rename(random: Random, holder: Any, key: Any, whole: Tree) -> None:
-    if isinstance(holder, dict):
-        holder[random.choice((text(random), f"{key}x", f"{key}"[:-1], f"{key}".upper()))] = holder.pop(key)
-
-
-def _graft(random: Random, holder: Any, key: Any, whole: Tree) -> None:
-    """Copy a value from elsewhere in the tree; never a part of itself."""
-    other, at = _place(random, whole)
-    if other is not None:
-        holder[key] = json.loads(json.dumps(other[at], default=str))
-
-
-def _wrap(random: Random, holder: Any, key: Any, whole: Tree) -> None:
-    old = holder[key]
-    holder[key] = random.choice(
-        ([old], {"x": old}, RAW + "[" * DEEP + "]" * DEEP, RAW + "{'a':" * DEEP + "1" + "}" * DEEP)
-    )
-
-
-CHANGES = (_replace, _replace, _nudge, _nudge, _nudge, _remove, _repeat, _rename, _graft, _wrap)
-
-
-# ---------------------------------------------------------------- texts
-
-
-def as_json(random: Random, whole: Tree) -> bytes:
-    """Write a tree as JSON; marked values are written raw."""
-    ascii_only = random.random() < 0.7
-    said = json.dumps(whole, ensure_ascii=ascii_only, default=str, skipkeys=True)
-    parts = said.split(f'"{RAW}')
-    plain = parts[0] + "".join(_unquoted(part) for part in parts[1:])
-    return plain.replace(TWICE, "").encode("utf-8", "surrogatepass")
-
-
-def _unquoted(part: str) -> str:
-    """Return the raw value after its mark, without the quote that ends it."""
-    raw, _, rest = part.partition('"')
-    return raw.replace("'", '"') + rest
-
-
-def as_toml(whole: Tree) -> bytes:
-    """Write a tree as TOML: a table per key of the top level, everything inside it inline."""
-    if not isinstance(whole, dict):
-        return _inline(whole).encode("utf-8", "surrogatepass")
-    plain = [f"{_key(k)} = {_inline(v)}" for k, v in whole.items() if not _is_table(v)]
-    tables = [
-        "\n".join([f"[[{_key(k)}]]" if isinstance(v, list) else f"[{_key(k)}]", *_lines(one)])
-        for k, v in whole.items()
-        if _is_table(v)
-        for one in (v if isinstance(v, list) else [v])
+def value(random: Random) -> Any:
+    """Draw any value of JSON, and some that are none."""
+    odd = [
+        RAW + random.choice(RAWS),
+        None,
+        True,
+        [],
+        {},
+        [random.choice(NUMBERS)] * random.choice([1, 3, 1000]),
     ]
-    return ("\n".join([*plain, *tables]) + "\n").replace(TWICE, "").encode("utf-8", "surrogatepass")
+    return random.choice([random.choice(TEXTS), random.choice(NUMBERS), *odd, {random.choice(TEXTS): 1}])
 
 
-def _is_table(value: Tree) -> bool:
-    return isinstance(value, dict) or (
-        isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
-    )
+def nudged(random: Random, old: Any) -> Any:
+    """Draw another value of the same type, which passes a check of types."""
+    match old:
+        case bool() | None:
+            return random.choice([True, False, None])
+        case int():
+            return random.choice([-old, old + 1, old * 10, *INTEGERS])
+        case float():
+            return random.choice([-old, old + 1, old / 1e9, *FLOATS])
+        case str():
+            at, odd = random.randint(0, len(old)), random.choice(TEXTS)
+            return random.choice([old[:at] + odd + old[at:], old[:at], old.upper(), odd])
+        case list():
+            return random.choice([old[::-1], old[:1], old * 2, old * 50, old[1:], []])
+        case dict():
+            return random.choice([{}, dict([*old.items()][1:]), dict([*old.items()][:1])])
+        case _:
+            return value(random)
 
 
-def _lines(table: dict[str, Tree]) -> list[str]:
-    return [f"{_key(key)} = {_inline(value)}" for key, value in table.items()]
-
-
-def _key(key: object) -> str:
-    said = str(key)
-    bare = said.removeprefix(TWICE).replace("_", "").replace("-", "")
-    return said if bare.isascii() and bare.isalnum() else json.dumps(said, ensure_ascii=False)
-
-
-def _inline(value: Tree) -> str:
-    if isinstance(value, str):
-        return (
-            value.removeprefix(RAW).replace(":", "=")
-            if value.startswith(RAW)
-            else json.dumps(value, ensure_ascii=False)
-        )
-    if isinstance(value, bool) or value is None:
-        return json.dumps(value)
-    if isinstance(value, dict):
-        return "{" + ", ".join(_lines(value)) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_inline, value)) + "]"
-    return value.isoformat() if hasattr(value, "isoformat") else repr(value)
-
-
-# ---------------------------------------------------------------- bytes
-
-PIECES = (
-    b"\x00",
-    b"\xff",
-    b"\xed\xa0\x80",
-    b"\xef\xbb\xbf",
-    b"\x1b[2J",
-    b"\n",
-    b"\r",
-    b"[",
-    b"]",
-    b"{",
-    b"}",
-    b'"',
-    b"'''",
-    b",",
-    b"=",
-    b"#",
-    b"1e999",
-    b"nan",
-)
-
-
-def blob(random: Random, whole: bytes, times: int | None = None) -> bytes:
-    """Make a few changes to bytes."""
-    for _ in range(times or random.choice((1, 1, 2, 4, 16))):
-        whole = random.choice(CUTS)(random, whole)
+def tree(random: Random, whole: Any) -> Any:
+    """Make a few changes to a tree of lists and dicts; mostly all values keep their types."""
+    typed = random.random() < 0.6
+    for _ in range(random.choice([1, 1, 1, 2, 6])):
+        path, at = list[Any](), whole
+        while isinstance(at, dict | list) and at and (not path or random.random() < 0.85):
+            path.append(random.choice([*at] if isinstance(at, dict) else range(len(at))))
+            at = at[path[-1]]
+        if not path:
+            return value(random)
+        whole = _changed(random, whole, path, "nudge" if typed else random.choice(CHANGES))
     return whole
 
 
-def _span(random: Random, whole: bytes) -> tuple[int, int]:
-    start = random.randint(0, len(whole))
-    return start, min(len(whole), start + random.choice((1, 2, 8, 64, 1024)))
+CHANGES = ("replace", "nudge", "remove", "repeat", "rename", "wrap")
 
 
-def _flip(random: Random, whole: bytes) -> bytes:
-    if not whole:
-        return b"\x01"
-    at = random.randrange(len(whole))
-    return whole[:at] + bytes([whole[at] ^ 1 << random.randrange(8)]) + whole[at + 1 :]
-
-
-def _insert(random: Random, whole: bytes) -> bytes:
-    at = random.randint(0, len(whole))
-    return whole[:at] + random.choice(PIECES) + whole[at:]
-
-
-def _cut(random: Random, whole: bytes) -> bytes:
-    start, end = _span(random, whole)
-    return whole[:start] + whole[end:]
-
-
-def _copy(random: Random, whole: bytes) -> bytes:
-    start, end = _span(random, whole)
-    at = random.randint(0, len(whole))
-    return whole[:at] + whole[start:end] + whole[at:]
-
-
-def _end(random: Random, whole: bytes) -> bytes:
-    return whole[: random.randint(0, len(whole))]
-
-
-def _encode(random: Random, whole: bytes) -> bytes:
-    return random.choice(
-        (
-            b"\xef\xbb\xbf" + whole,
-            whole.decode(errors="replace").encode("utf-16"),
-            whole.replace(b"\n", b"\r\n"),
+def _changed(random: Random, whole: Any, path: list[Any], change: str) -> Any:
+    """Return a copy with a change at the end of a path."""
+    copy, (key, *rest) = whole.copy(), path
+    if rest:
+        copy[key] = _changed(random, whole[key], rest, change)
+    elif change == "remove":
+        del copy[key]
+    elif change in ("repeat", "rename") and isinstance(copy, dict):
+        moved = copy[key] if change == "repeat" else copy.pop(key)
+        copy[random.choice([random.choice(TEXTS), f"{key}x", f"{key}"[:-1], f"{key}".upper()])] = moved
+    elif change in ("repeat", "rename"):
+        copy.insert(key, copy[key])
+    else:
+        old = whole[key]
+        copy[key] = {"nudge": nudged, "wrap": lambda *_: [old], "replace": lambda *_: value(random)}[change](
+            random, old
         )
-    )
+    return copy
 
 
-CUTS = (_flip, _flip, _flip, _insert, _insert, _cut, _copy, _copy, _end, _encode)
+def as_json(random: Random, whole: Any) -> bytes:
+    """Write a tree as JSON on one line; marked values are written raw."""
+    text = json.dumps(whole, ensure_ascii=random.random() < 0.7, default=str, skipkeys=True)
+    text = re.sub(f'"{RAW}([^"]*)"', lambda found: found[1].replace("'", '"'), text)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def toml(random: Random, text: str) -> bytes:
+    """Change a few lines of TOML: a value, a key; or leave a line out, or write it twice."""
+    lines = text.splitlines()
+    for _ in range(random.choice([0, 1, 1, 2, 6])):
+        at = random.randrange(len(lines))
+        key, _, old = lines[at].partition("=")
+        new = random.choice([*LITERALS, json.dumps(random.choice(TEXTS)), str(random.choice(NUMBERS))])
+        odd = random.choice([key.strip()[:-1] + "x", json.dumps(random.choice(TEXTS)), "upper", "name"])
+        ways = [[f"{key}= {new}"], [f"{key}= {new}"], [f"{odd} ={old}"], [], [lines[at]] * 2]
+        lines[at : at + 1] = random.choice(ways) if len(lines) > 1 else ways[0]
+    return blob(random, "\n".join(lines).encode("utf-8", "surrogatepass"), 0.1)
+
+
+PIECES = b'\x00 \xff \xed\xa0\x80 \xef\xbb\xbf \x1b[2J \n [ } " , = 1e999 nan'.split(b" ")
+
+
+def blob(random: Random, whole: bytes, share: float = 1.0) -> bytes:
+    """Make a few changes to bytes, or with a probability of 1 − share none."""
+    for _ in range(random.choice([1, 1, 2, 4, 16]) if random.random() < share else 0):
+        at = random.randint(0, max(len(whole) - 1, 0))
+        end, to = at + random.choice([1, 2, 8, 64, 1024]), random.randint(0, len(whole))
+        flipped = (
+            whole[:at] + bytes([(whole[at] if whole else 0) ^ 1 << random.randrange(8)]) + whole[at + 1 :]
+        )
+        put = whole[:at] + random.choice(PIECES) + whole[at:]
+        moved = whole[:to] + whole[at:end] + whole[to:]
+        whole = random.choice(
+            [flipped, flipped, flipped, put, put, whole[:at] + whole[end:], moved, whole[:at]]
+        )
+    return whole

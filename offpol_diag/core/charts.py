@@ -1,0 +1,711 @@
+"""What the charts of a report are drawn from: tokens binned for pictures, and numbers by training step.
+
+Bins are sums over the tokens of the main drift, so that they merge by adding and do not grow with the dump.
+Steps are grouped by a power of two, one step a group at first, so that there are at most `MOST_STEPS` groups;
+the width follows from the steps of the dump, however it is cut. Tokens "in sync" are those of policy lag 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from offpol_diag import metrics
+from offpol_diag.core import breakdowns, gap
+from offpol_diag.core.breakdowns import POSITIONS, TOP
+from offpol_diag.core.gap import Drift, Terms
+from offpol_diag.core.intervals import AS_SEEN, Formula, Groups, Reader, mean
+from offpol_diag.core.state import MOST_STEPS, Array, State, Table, largest_of
+from offpol_diag.engine import loglattice, method, tails
+from offpol_diag.engine.tails import ESS_SEQUENCES, ESS_TOKENS, Tail
+from offpol_diag.number import Number, Numbers
+from offpol_diag.presets import Preset
+from offpol_diag.result import (
+    BySteps,
+    Charts,
+    Corner,
+    Crossing,
+    Density,
+    LagEvidence,
+    Lengths,
+    Noise,
+    ParetoTail,
+    Positions,
+    PositionSteps,
+    Result,
+    SequenceThresholds,
+    Series,
+    TokenThresholds,
+    TokenType,
+    TokenTypes,
+)
+
+# ---------------------------------------------------------------- bins
+
+BINS, LOGITS = 55, (-14.0, 14.0)
+"""Bins of a probability in the density, the outer two open; logits of the outermost edges between them."""
+NOISE_EDGES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99, 0.997, 0.999, 0.9997, 0.9999)
+"""Probabilities at which tokens are divided for the quantiles of |Δ|."""
+OCTAVES, PER_OCTAVE = (-24, 7), 16
+SIZES = (OCTAVES[1] - OCTAVES[0]) * PER_OCTAVE + 2
+"""Bins of |Δ|, relative width 1/16 between 2^-24 and 2^7; one below, one above."""
+THRESHOLDS = (
+    *(1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0, 70.0, 100.0),
+    *(200.0, 500.0, 1000.0),
+)
+"""Thresholds b of rules on tokens; all are at least the 1.1 from which on `Terms.far` looks at tokens."""
+SEQUENCE_THRESHOLDS = (
+    *(1 + x * 10.0**power for power in range(-4, 3) for x in (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)),
+    1001.0,
+)
+"""Thresholds b of rules on sequences."""
+LIKELY, UNLIKELY = 0.9, 0.5
+"""A token is in a corner if one policy gives it more than the first and the other less than the second."""
+MOST_IDS = 1 << 19
+"""Token ids from here on, and negative ones, are counted together."""
+LENGTH_BINS = 256
+"""Eight bins to an octave: lengths below 12 have bins of their own, longer ones are binned to 9%."""
+
+
+def _both_ways(thresholds: Sequence[float]) -> Array:
+    """Return the logarithms of 1/b and b, rising."""
+    logs = np.log(thresholds)
+    return np.concatenate((-logs[::-1], logs))
+
+
+EDGES, SEQUENCE_EDGES = _both_ways(THRESHOLDS), _both_ways(SEQUENCE_THRESHOLDS)
+_SHIFT = np.uint64(loglattice.SHIFT)
+
+
+def _on_lattice(log: float) -> float:
+    """Round a log-prob to the nearer end of its code, by at most 1.6% of it."""
+    code = np.float64(log).view(np.uint64) >> _SHIFT
+    ends = (np.arange(code, code + np.uint64(2), dtype=np.uint64) << _SHIFT).view(np.float64)
+    return float(ends[np.abs(ends - log).argmin()])
+
+
+DENSITY_LOGS = tuple(_on_lattice(-math.log1p(math.exp(-x))) for x in np.linspace(*LOGITS, BINS - 1).tolist())
+NOISE_LOGS = tuple(_on_lattice(math.log(q)) for q in NOISE_EDGES)
+"""Log-probs between bins, rising; a bin holds its upper edge."""
+
+
+@cache
+def _bins() -> tuple[Array, ...]:
+    """Return the bin of each code of a float64: rollout and trainer bin of the density, noise, |Δ|; int16."""
+    codes = np.arange(loglattice.CODES, dtype=np.uint64) << _SHIFT
+    logs = np.nan_to_num(codes.view(np.float64), nan=0.0)
+    density, noise = (np.searchsorted(edges, logs, side="left") for edges in (DENSITY_LOGS, NOISE_LOGS))
+    size = (np.arange(loglattice.CODES // 2) >> 1) - (1023 + OCTAVES[0]) * PER_OCTAVE + 1
+    sizes = np.tile(np.clip(size, 0, SIZES - 1), 2)
+    return tuple(x.astype(np.int16) for x in (density * BINS, density, noise * SIZES, sizes))
+
+
+def length_bin(lengths: Array) -> Array:
+    """Return the bin of each length (in tokens, at least 1)."""
+    bins = np.floor(np.log2(np.maximum(lengths, 1)) * 8).astype(np.int64)
+    result: Array = np.minimum(bins, LENGTH_BINS - 1)
+    return result
+
+
+# ---------------------------------------------------------------- one batch
+
+OF_STEPS = ("d", "k3", "r1", "r2", "f_2", "ppl_ratio", "s2")
+"""Columns of the main drift that are summed by step."""
+
+
+def observe(
+    terms: Terms,
+    drifts: Sequence[Drift],
+    columns: Mapping[str, Array],
+    rejected: Mapping[str, Array],
+    buckets: Array,
+) -> State:
+    """Bin the tokens of a batch, and sum by training step.
+
+    Args:
+        terms: of the main drift.
+        drifts: those that the dump has, the main one first.
+        columns: sums of each sequence by drift's prefix and name, `tokens` and `sequences`, [S].
+        rejected: `PRESET|kept`, tokens that presets keep of each sequence, [S].
+        buckets: what sums are kept apart for, [S].
+    """
+    batch, total = terms.batch, columns[f"{drifts[0].prefix}d"]
+    lags = batch.scalars.get("policy_lag", ())
+    synced = np.repeat(np.array([lag == 0 for lag in lags], np.int16), batch.lengths if lags else 0)
+    counts = _binned(terms, synced) | _between(terms) | _by_sequence(batch.lengths, total)
+    tables, steps = {}, batch.scalars.get("step")
+    if batch.token_ids is not None:
+        tables["token_ids"] = _by_id(batch.token_ids, terms)
+    if steps is not None and (rows := [i for i, x in enumerate(steps) if type(x) is int and abs(x) < LARGE]):
+        at, of_rows = np.array(rows), np.array([steps[row] for row in rows], np.int64)
+        tables |= _by_step(
+            terms, at, of_rows, {**_of_steps(terms, drifts, columns), **rejected}, total, buckets
+        )
+    return State(tables=tables, counts=counts)
+
+
+def _binned(terms: Terms, synced: Array) -> dict[str, Array]:
+    """Count tokens by both probabilities, by rollout probability and |Δ|, and by Δ where they are in sync.
+
+    Returns:
+        density, by rollout and trainer bin, [BINS²]; noise, without and with lag 0, by rollout probability
+        and |Δ|, [2 · Q · SIZES]; in_sync, on the lattice.
+    """
+    first, second, noise, sizes = _bins()
+    of_q, many = loglattice.code(terms.q), (len(NOISE_EDGES) + 1) * SIZES
+    both = first[of_q] + second[loglattice.code(terms.p)]
+    size = noise[of_q] + sizes[loglattice.code(terms.size)]
+    lattice = np.zeros(loglattice.SIZE)
+    if synced.any():
+        size += synced * np.int16(many)
+        lattice += np.bincount(loglattice.index(terms.delta), synced, loglattice.SIZE)
+    counts = {"density": np.bincount(both, minlength=BINS**2), "noise": np.bincount(size, minlength=2 * many)}
+    return {name: x.astype(np.float64) for name, x in counts.items()} | {"in_sync": lattice}
+
+
+def _between(terms: Terms) -> dict[str, Array]:
+    """Sum between edges of Δ, and in the corners.
+
+    Returns:
+        between, tokens, Σ(r − 1), Σ(r − 1)² and ΣK3 between `EDGES`, [4, E+1]; corners, tokens and ΣK3 that
+        the rollout, or the trainer, alone holds likely, [2, 2].
+    """
+    far, r1, k3 = terms.far, terms.r1, terms.k3
+    near = np.ones_like(r1)
+    near[far] = 0.0  # what is near is summed without what is far, which may be larger by e^300
+    between = np.zeros((4, len(EDGES) + 1))
+    between[:, len(THRESHOLDS)] = near.sum(), near @ r1, (near * r1) @ r1, near @ k3
+    delta, r1, k3, q, p = (x[far] for x in (terms.delta, r1, k3, terms.q, terms.p))
+    at = np.searchsorted(EDGES, delta, side="right")
+    for row, x in zip(between, (np.ones_like(r1), r1, r1 * r1, k3), strict=True):
+        row += np.bincount(at, x, len(row))
+    high, low = math.log(LIKELY), math.log(UNLIKELY)
+    corners = [(here.sum(), k3[here].sum()) for here in ((q > high) & (p < low), (q < low) & (p > high))]
+    return {"between": between, "corners": np.array(corners, np.float64)}
+
+
+def _by_sequence(lengths: Array, total: Array) -> dict[str, Array]:
+    """Sum sequences by ΣΔ, by mean Δ and by length.
+
+    Returns:
+        by_sum, tokens of the sequences whose ΣΔ lies between `SEQUENCE_EDGES`, and w = ∏r and w² times their
+        tokens, these only up to the last edge, [3, E+1]; by_mean, tokens by mean Δ, [E+1]; lengths,
+        sequences with a token by length bin.
+    """
+    n, last, size = lengths.astype(np.float64), SEQUENCE_EDGES[-1], len(SEQUENCE_EDGES) + 1
+    w = np.exp(np.minimum(total, last)) * (total < last)
+    both = total, total / np.maximum(n, 1)
+    at, of_mean = (np.searchsorted(SEQUENCE_EDGES, x, side="right") for x in both)
+    return {
+        "by_sum": np.stack([np.bincount(at, x, size) for x in (n, n * w, n * w * w)]),
+        "by_mean": np.bincount(of_mean, n, size),
+        "lengths": np.bincount(length_bin(lengths), lengths > 0, LENGTH_BINS),
+    }
+
+
+def _by_id(ids: Array, terms: Terms) -> Table:
+    """Sum tokens, K3 and Δ by token id."""
+    ids = np.where((ids < 0) | (ids > MOST_IDS), MOST_IDS, ids)
+    many = np.bincount(ids)
+    at = np.flatnonzero(many)
+    sums = {"tokens": many.astype(np.float64), "k3": np.bincount(ids, terms.k3)}
+    sums["d"] = np.bincount(ids, terms.delta)
+    return Table.of({name: x[at] for name, x in sums.items()}, np.zeros(len(at), np.uint64), at)
+
+
+# ---------------------------------------------------------------- by step
+
+LARGE = 1 << 62
+"""Steps from here on are in no group."""
+
+
+def _of_steps(terms: Terms, drifts: Sequence[Drift], columns: Mapping[str, Array]) -> dict[str, Array]:
+    """Return what is summed by step beside presets, [S] each; K3 and tokens also by position."""
+    batch, there = terms.batch, columns["sequences"]
+    found = {name: columns[name] for name in ("tokens", "sequences")}
+    for drift in drifts:
+        names = OF_STEPS if drift is drifts[0] else ("d", "k3")
+        found |= {drift.prefix + name: columns[drift.prefix + name] for name in names}
+    if batch.rewards is not None:
+        found["reward"] = batch.rewards * there
+    if (lags := batch.scalars.get("policy_lag")) is not None:
+        known = np.array([type(lag) is int for lag in lags], np.float64)
+        lag = np.array([lag if type(lag) is int else 0 for lag in lags], np.float64)
+        found |= {"lagged": known, "lag": lag, "lag2": lag * lag}
+    row = np.repeat(np.arange(batch.sequences), batch.lengths)
+    codes, many = row * POSITIONS + breakdowns.position(batch), batch.sequences * POSITIONS
+    for name, x in (("k3", terms.k3), ("tokens", None)):
+        of_places = np.bincount(codes, x, many).astype(np.float64).reshape(-1, POSITIONS).T
+        found |= {f"{name}@{at}": one for at, one in enumerate(np.ascontiguousarray(of_places))}
+    return found
+
+
+def _by_step(
+    terms: Terms, rows: Array, steps: Array, columns: Mapping[str, Array], total: Array, buckets: Array
+) -> dict[str, Table]:
+    """Sum columns by step, with Σw and Σw² of sequence weights and the largest weights, in groups of steps.
+
+    Args:
+        terms: of the main drift.
+        rows: sequences with a step, [M].
+        steps: theirs, [M].
+        columns: of every sequence, [S].
+        total: ΣΔ of every sequence, [S].
+        buckets: of every sequence, [S].
+    """
+    batch, width = terms.batch, 1
+    while len(np.unique(steps // width)) > MOST_STEPS:
+        width *= 2
+    places, bound = steps // width * width, dict[str, Any](most=MOST_STEPS, width=width)
+    logs = np.where(batch.lengths > 0, total, -np.inf)[rows]
+    own = buckets[rows]
+    labels, which = np.unique(places, return_inverse=True)
+    group = np.full(batch.sequences, len(labels), np.int16)
+    group[rows] = which
+    tops = {"tokens": _tops(terms.delta, np.repeat(group, batch.lengths), len(labels))}
+    tops["sequences"] = _tops(logs, which.astype(np.int16), len(labels))
+    return {
+        "by_step": Table.of({name: x[rows] for name, x in columns.items()}, own, places, **bound),
+        "by_step.products": Table.of({"w": logs, "ww": 2 * logs}, own, places, kind="logs", **bound),
+        **{f"by_step.{over}": Table.best(top, labels, **bound) for over, top in tops.items()},
+    }
+
+
+def _tops(x: Array, codes: Array, many: int) -> Array:
+    """Return the largest x [N] of each code, [TOP, many]; codes from `many` on are left out."""
+    if (codes[1:] < codes[:-1]).any():  # else they are in order
+        order = np.argsort(codes, kind="stable")
+        x, codes = x[order], codes[order]
+    parts = np.split(x, np.searchsorted(codes, np.arange(1, many + 1)))[:many]
+    return np.stack([largest_of(part, TOP) for part in parts], axis=1)
+
+
+# ---------------------------------------------------------------- reading
+
+
+class Group(NamedTuple):
+    """A group of steps: its ends, sums, log Σw and log Σw² of sequences, the largest weights."""
+
+    first: int
+    last: int
+    reader: Reader
+    products: Mapping[str, Array]
+    largest: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The state that charts are read from, with the numbers that were read out.
+
+    Attributes:
+        drifts: those of the dump, the main one first.
+        families: presets of which the tokens rejected are shown by step.
+        reader: sums of the whole dump.
+        largest: the largest log-weights of tokens and of sequences.
+        result: what was read before.
+    """
+
+    state: State
+    seed: int
+    drifts: Sequence[Drift]
+    families: Sequence[Preset]
+    reader: Reader
+    largest: Mapping[str, Array]
+    result: Result
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of the main drift."""
+        return self.drifts[0].prefix
+
+    @cached_property
+    def synced(self) -> bool:
+        """Whether any token is known to have lag 0."""
+        return bool(self.state.counts["in_sync"].any())
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The groups of steps, rising."""
+        tables = self.state.tables
+        if "by_step" not in tables:
+            return []
+        own, tokens, sequences = (tables[f"by_step{one}"] for one in ("", ".tokens", ".sequences"))
+        found, of_products = [], tables["by_step.products"].by_place()
+        for at, (first, sums) in enumerate(own.by_place().items()):
+            reader = Reader.of(sums, self.seed, self.among(sums.sums()["sequences"]))
+            logs = of_products[first].drawn(self.seed)
+            tops = {"tokens": tokens.values[:, at], "sequences": sequences.values[:, at]}
+            found.append(Group(first, first + own.width - 1, reader, logs, tops))
+        return found
+
+    def among(self, sequences: float) -> int:
+        """Return the most groups that some sequences may be of."""
+        return min(self.reader.groups.many, round(sequences))
+
+    def corner(self, tokens: float, k3: float) -> Corner:
+        """Return some tokens and their ΣK3 as shares of the dump's."""
+        many, whole = (float(self.reader.column(name, self.prefix)[0]) for name in ("tokens", "k3"))
+        return Corner(tokens=round(tokens), share=tokens / many, k3_share=_share(k3, whole))
+
+
+def charts_of(drawn: Drawn) -> Charts:
+    """Read out every chart."""
+    steps, counts = _steps(drawn), drawn.state.counts
+    crossings = list(_crossings(steps)) if steps else []
+    tokens, r1, r11, k3 = counts["between"]
+    under, over = np.searchsorted(EDGES, (-math.log(2), math.log(2))) + 1  # the first bins from r = ½, and 2
+    density = counts["density"].astype(np.int64).reshape(BINS, BINS)
+    return Charts(
+        crossings=crossings,
+        steps=steps,
+        gap_shares=gap_shares(drawn),
+        less=drawn.corner(tokens[:under].sum(), k3[:under].sum()),
+        more=drawn.corner(tokens[over:].sum(), k3[over:].sum()),
+        density=Density(edges=_probabilities(DENSITY_LOGS), counts=density.tolist()),
+        lost=drawn.corner(*counts["corners"][0]),
+        found=drawn.corner(*counts["corners"][1]),
+        noise=_noise(drawn),
+        positions=positions(drawn, crossings),
+        token_thresholds=_token_thresholds(tokens, r1, r11),
+        sequence_thresholds=_sequence_thresholds(counts["by_sum"], counts["by_mean"]),
+        tails=_tails(drawn),
+        token_types=_token_types(drawn),
+        lag=_lag_evidence(drawn, steps),
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _share(part: float, whole: float) -> float | None:
+    return _finite(part / whole) if whole else None
+
+
+def _probabilities(logs: Sequence[float]) -> list[float]:
+    """Return the probabilities that bound bins, with 0 and 1 at the ends."""
+    return [0.0, *map(math.exp, logs), 1.0]
+
+
+def _series(numbers: Sequence[Number], unit: str) -> Series:
+    """Gather numbers along an axis; without intervals where none has one."""
+    low, high = ([one.interval and one.interval[end] for one in numbers] for end in (0, 1))
+    known, values = any(one.interval for one in numbers), [one.value for one in numbers]
+    return Series(unit=unit, values=values, low=low if known else [], high=high if known else [])
+
+
+# ---------------------------------------------------------------- by step
+
+_OF_STEPS = (
+    *(row for row in gap.ROWS if row.name in ("k1", "k3", "mean_ratio", "chi2_token", "ppl_ratio", "f_2")),
+    ESS_TOKENS,
+    gap.CHI2_SEQUENCE,
+)
+_KL = {row.name: row for row in _OF_STEPS if row.name in ("k1", "k3")}
+_PLAIN = {
+    "reward": Formula("reward", "", "sequences", "mean reward", mean("reward", "sequences"), AS_SEEN),
+    "lag": Formula("policy_lag", "updates", "sequences", "mean policy lag", mean("lag", "lagged"), AS_SEEN),
+}
+"""Column → the number that it gives, of dumps that have it."""
+_REJECTED = next(row for row in method.ROWS if row.name == "tokens_rejected")
+
+
+def _steps(drawn: Drawn) -> BySteps | None:
+    groups = drawn.groups
+    if not groups:
+        return None
+    read = [_of_step(drawn, group) for group in groups]
+    columns = {
+        name: [round(float(group.reader.drawn[name][0])) for group in groups]
+        for name in ("tokens", "sequences")
+    }
+    series = {name: _series([one[name] for one in read], number.unit) for name, number in read[0].items()}
+    first, last = [group.first for group in groups], [group.last for group in groups]
+    return BySteps(first=first, last=last, **columns, series=series)
+
+
+def _of_step(drawn: Drawn, group: Group) -> Numbers:
+    """Read the numbers of a group of steps."""
+    reader, logs, prefix = group.reader, group.products, drawn.prefix
+    rows = [(row.name, row, prefix) for row in _OF_STEPS]
+    rows += [(row.name, row, "") for column, row in _PLAIN.items() if column in reader.drawn]
+    rows += [
+        (drift.prefix + name, row, drift.prefix) for drift in drawn.drifts[1:] for name, row in _KL.items()
+    ]
+    for preset in drawn.families:
+        read = method.row_of(_REJECTED, method.idle(preset))
+        rows.append((f"{preset.name}.{_REJECTED.name}", read, f"{preset.name}|"))
+    values = [row.of(partial(reader.column, prefix=own)) for _, row, own in rows]
+    rows.append((ESS_SEQUENCES.name, ESS_SEQUENCES, ""))
+    values.append(np.exp(2 * logs["w"] - logs["ww"]) / reader.drawn["sequences"])
+    names, formulas, _ = zip(*rows, strict=True)
+    result = dict(zip(names, reader.wrapped(formulas, np.stack(values)), strict=True))
+    return result | {f"khat_{over}": _khat(reader.drawn[over][0], top) for over, top in group.largest.items()}
+
+
+def _khat(n: float, kept: Array) -> Number:
+    """Return k̂ of n log-weights, of which the largest are known; -inf is no weight."""
+    fitted = tails.fit(Tail.read(kept, n))
+    return Number(value=None) if fitted is None else _estimate(fitted)
+
+
+def _estimate(fitted: tails.Fit) -> Number:
+    half = 1.96 * abs(1 + fitted.k) / math.sqrt(len(fitted.logs))
+    return Number(value=fitted.k, interval=(fitted.k - half, fitted.k + half))
+
+
+def _crossings(steps: BySteps) -> Iterator[Crossing]:
+    """Yield the first step at which a number is in a band worse than at all steps before, band by band."""
+    for metric, rows in metrics.BANDS.items():
+        worst = -1
+        for first, value in zip(steps.first, steps.series[metric].values, strict=True):
+            row = metrics.band(metric, Number(value=value))
+            at = worst if row is None else rows.index(row)
+            for worse in rows[worst + 1 : at + 1] if worst >= 0 else ():
+                bound = metrics.start(worse)
+                assert bound is not None  # only the best band begins nowhere
+                yield Crossing(metric=metric, band=worse.name, bound=bound, step=first)
+            worst = max(at, worst)
+
+
+def gap_shares(drawn: Drawn) -> dict[str, Number]:
+    """Read out which share of K1 from rollout to current each of the two drifts has."""
+    if len(drawn.drifts) < 3:
+        return {}
+    shares = {"rollout_old": "d", "old_current": "drift2.d"}
+    values = {name: drawn.reader.drawn[own] / drawn.reader.drawn["total.d"] for name, own in shares.items()}
+    known = {name: _finite(float(x[0])) for name, x in values.items()}
+    return {
+        name: Number(value=value, interval=None if value is None else drawn.reader.around(values[name]))
+        for name, value in known.items()
+    }
+
+
+# ---------------------------------------------------------------- bins of tokens
+
+
+def _noise(drawn: Drawn) -> Noise:
+    out, synced = drawn.state.counts["noise"].reshape(2, -1, SIZES)
+    every = out + synced
+    return Noise(
+        edges=_probabilities(NOISE_LOGS),
+        median=_quantiles(every, 0.5),
+        p90=_quantiles(every, 0.9),
+        p99=_quantiles(every, 0.99),
+        in_sync_tokens=[round(n) for n in synced.sum(1).tolist()] if drawn.synced else [],
+        in_sync_p90=_quantiles(synced, 0.9) if drawn.synced else [],
+    )
+
+
+def _quantiles(counts: Array, q: float) -> list[float | None]:
+    """Compute a quantile of |Δ| of each row of counts [Q, SIZES]; null in an empty row."""
+    inner = 2.0 ** np.arange(*OCTAVES)[:, None] * (1 + np.arange(PER_OCTAVE) / PER_OCTAVE)
+    edges = [0.0, *inner.flatten().tolist(), 2.0 ** OCTAVES[1], math.inf]
+    return [_quantile(row, edges[:-1], edges[1:], q) for row in counts]
+
+
+def _quantile(counts: Array, low: Sequence[float], high: Sequence[float], q: float) -> float | None:
+    """Compute a quantile of binned values [N], linear within a bin; None if there are none."""
+    total, below = float(counts.sum()), np.cumsum(counts)
+    if not total:
+        return None
+    at = int(np.searchsorted(below, q * total))
+    part = (q * total - (float(below[at]) - float(counts[at]))) / float(counts[at])
+    return low[at] if math.isinf(high[at]) else low[at] + (high[at] - low[at]) * part
+
+
+def in_sync(drawn: Drawn, edges: Sequence[float]) -> list[int]:
+    """Count the tokens with lag 0 between edges, which are the ends of Δ and edges of the lattice."""
+    if not drawn.synced:
+        return []
+    below = np.concatenate(([0.0], np.cumsum(drawn.state.counts["in_sync"])))
+    cuts = [0, *np.searchsorted(loglattice.edges(), edges[1:-1]), loglattice.SIZE]
+    return [round(count) for count in np.diff(below[cuts]).tolist()]
+
+
+def _token_thresholds(tokens: Array, r1: Array, r11: Array) -> TokenThresholds:
+    """Apply every threshold to sums between `EDGES`."""
+    b, many, n = np.array(THRESHOLDS), len(THRESHOLDS), float(tokens.sum())
+    below, once, twice = (np.cumsum(x)[many:-1] for x in (tokens, r1, r11))  # where r < b
+    above = n - below
+    once, twice = below + once + above * b, below + 2 * once + twice + above * b * b
+    return TokenThresholds(
+        b=list(THRESHOLDS),
+        ess_tokens=[_share(x, n * xx) for x, xx in zip((once**2).tolist(), twice.tolist(), strict=True)],
+        truncated=(above / n).tolist(),
+        kept=(_within(tokens) / n).tolist(),
+    )
+
+
+def _sequence_thresholds(products: Array, geometric: Array) -> SequenceThresholds:
+    """Apply every threshold to sums between `SEQUENCE_EDGES`."""
+    b, many, n = np.array(SEQUENCE_THRESHOLDS), len(SEQUENCE_THRESHOLDS), float(geometric.sum())
+    below, once, twice = np.cumsum(products, axis=1)[:, many:-1]
+    once, twice = once + (n - below) * b, twice + (n - below) * b * b
+    return SequenceThresholds(
+        b=list(SEQUENCE_THRESHOLDS),
+        kept_geometric=(_within(geometric) / n).tolist(),
+        kept_product=(_within(products[0]) / n).tolist(),
+        ess_tokens=[_share(x, n * xx) for x, xx in zip((once**2).tolist(), twice.tolist(), strict=True)],
+    )
+
+
+def _within(x: Array) -> Array:
+    """Return the sums from 1/b to b of what lies between the edges of N thresholds, [2N + 1] → [N]."""
+    below, many = np.cumsum(x), len(x) // 2
+    found: Array = below[many:-1] - below[:many][::-1]
+    return found
+
+
+# ---------------------------------------------------------------- by position and step
+
+
+def positions(drawn: Drawn, crossings: Sequence[Crossing]) -> Positions | None:
+    """Read out K3 by position: of all steps, and before and after the mismatch grew."""
+    axis, groups = breakdowns.TOKEN_AXES[0], drawn.groups
+    places = {place.key: place for place in drawn.result.at(axis.name)}
+    if not places:
+        return None
+    labels = axis.labels[: 1 + max(axis.labels.index(key) for key in places)]
+    k3 = [places[key].numbers["k3"] if key in places else Number() for key in labels]
+    tokens = [places[key].tokens if key in places else 0 for key in labels]
+    every = PositionSteps(first_step=None, last_step=None, tokens=tokens, k3=_series(k3, "nats"))
+    result = Positions(labels=list(labels), every=every)
+    if len(groups) < 2:
+        return result
+    at, why = (len(groups) + 1) // 2, "first and second half of the steps"
+    for one in [one for one in crossings if one.metric == "k3" and one.step > groups[0].first][-1:]:
+        at = [group.first for group in groups].index(one.step)
+        why = f"K3 passes {one.bound:g} at step {one.step}"
+    early, late = (_of_groups(drawn, some, len(labels)) for some in (groups[:at], groups[at:]))
+    return result.model_copy(update={"early": early, "late": late, "split": why})
+
+
+def _of_groups(drawn: Drawn, groups: Sequence[Group], many: int) -> PositionSteps:
+    """Read K3 at the first `many` positions, in some groups of steps."""
+    first, last = groups[0].first, groups[-1].last
+    sums = {
+        name: np.sum([group.reader.drawn[name] for group in groups], axis=0)
+        for name in groups[0].reader.drawn
+    }
+    tokens = [sums[f"tokens@{at}"] for at in range(many)]
+    values = np.stack([sums[f"k3@{at}"] / n for at, n in enumerate(tokens)])
+    reader = Reader(sums, Groups.drawn(sums["tokens"], drawn.among(float(sums["sequences"][0]))))
+    return PositionSteps(
+        first_step=first,
+        last_step=last,
+        tokens=[round(float(n[0])) for n in tokens],
+        k3=_series(reader.wrapped([_KL["k3"]] * many, values), "nats"),
+    )
+
+
+# ---------------------------------------------------------------- tails, lengths, token ids
+
+POINTS = 60
+"""Most points of a tail."""
+TYPES = 20
+"""Most token ids listed."""
+
+
+def _tails(drawn: Drawn) -> dict[str, ParetoTail]:
+    """Read the largest weights of tokens and sequences, and the tails fitted to them."""
+    found = {}
+    for over in ("tokens", "sequences"):
+        tail = Tail.read(drawn.largest[over], drawn.reader.drawn[over][0])
+        fitted = tails.fit(tail)
+        if fitted is None:
+            continue
+        k, top, size = fitted.k, tail.kept, len(fitted.logs)
+        last, largest = min(size, len(top)), float(top[0])
+        ranks = sorted({round(last ** (i / (POINTS - 1))) for i in range(POINTS)})
+        log = np.log((np.array(ranks) - 0.5) / size)  # of the share beyond
+        beyond = np.expm1(-k * log) / k if k else -log
+        logs = largest + np.log(math.exp(fitted.above - largest) + fitted.scale * beyond)
+        found[drawn.prefix + over] = ParetoTail(
+            weights=tail.n,
+            tail=size,
+            khat=_estimate(fitted),
+            limit=tails.limit(tail.n),
+            rank=ranks,
+            log_weight=[float(top[rank - 1]) for rank in ranks],
+            log_fitted=[_finite(x) for x in logs.tolist()],
+        )
+    return found
+
+
+def lengths(drawn: Drawn) -> Lengths:
+    """Read out sequence weights by length, with k̂ of each, the median length and the log-normal rule."""
+    k3 = drawn.result.whole[f"{drawn.prefix}k3"].value
+    curve = breakdowns.curve(drawn.state, drawn.reader, drawn.seed)
+    tops = zip(curve, drawn.state.largest[breakdowns.PREFIXES], strict=False)
+    starts = [math.ceil(2 ** (at / 8) - 1e-9) for at in range(LENGTH_BINS + 1)]
+    ends = [max(first, after - 1) for first, after in pairwise(starts)]
+    median = _quantile(drawn.state.counts["lengths"], starts[:-1], ends, 0.5)
+    return Lengths(
+        longest=breakdowns.longest(curve),
+        curve=[at._replace(khat=_khat(at.sequences, top)) for at, top in tops],
+        median=None if median is None else round(median),
+        log_normal=_finite(math.log(10) / (2 * k3)) if k3 else None,
+    )
+
+
+def _token_types(drawn: Drawn) -> TokenTypes | None:
+    """Read the token ids that carry the largest share of K3."""
+    table = drawn.state.tables.get("token_ids")
+    if table is None or not len(table.places):
+        return None
+    n, k3, delta = (table.named(table.values)[name] for name in ("tokens", "k3", "d"))
+    total, order = float(k3.sum()), np.argsort(-k3, kind="stable")
+    worst = [
+        TokenType(
+            token_id=int(table.places[at]),
+            tokens=round(n[at]),
+            share=float(n[at] / n.sum()),
+            k3_share=_share(float(k3[at]), total),
+            k3=float(k3[at] / n[at]),
+            mean_log_ratio=float(delta[at] / n[at]),
+        )
+        for at in order[:TYPES].tolist()
+        if math.isfinite(k3[at]) and math.isfinite(delta[at])
+    ]
+    half = int((np.cumsum(k3[order]) < total / 2).sum()) + 1 if 0 < total < math.inf else None
+    return TokenTypes(distinct=len(table.places), half=half, worst=worst)
+
+
+# ---------------------------------------------------------------- the cause
+
+
+def _lag_evidence(drawn: Drawn, steps: BySteps | None) -> LagEvidence | None:
+    """Read K3 in sync, and how it grows with the lag of the steps; None without lags."""
+    if "policy_lag" not in drawn.result.axes:
+        return None
+    zero = next((one.numbers["k3"] for one in drawn.result.at("policy_lag") if one.key == "0"), Number())
+    level, result = zero.value, dict[str, Any]()
+    if zero.known:
+        result["in_sync"] = Number(value=level, interval=zero.interval)
+        result["in_sync_share"] = _share(level or 0.0, drawn.result.whole[f"{drawn.prefix}k3"].value or 0.0)
+    by_lag: dict[int, list[int]] = {}
+    for at, group in enumerate(drawn.groups):
+        many, lag, square = (float(group.reader.drawn[name][0]) for name in ("lagged", "lag", "lag2"))
+        if many > 0 and lag % many == 0 and square * many == lag * lag:  # all have one
+            by_lag.setdefault(int(lag / many), []).append(at)
+    if steps is None or not by_lag:
+        return LagEvidence(**result)
+    k3 = steps.series["k3"].numbers()
+    firsts = {lag: k3[at[0]].value for lag, at in sorted(by_lag.items()) if lag}
+    ratios = {str(lag): _share(x, level) for lag, x in firsts.items() if level and x is not None}
+    result["ratio_by_lag"] = {lag: ratio for lag, ratio in ratios.items() if ratio is not None}
+    most = max(by_lag, key=lambda one: (len(by_lag[one]), one))
+    if len(by_lag[most]) > 1:
+        first, last = by_lag[most][0], by_lag[most][-1]
+        start, end = k3[first], k3[last]
+        growth = None if start.value is None or end.value is None else _share(end.value, start.value)
+        ends = (steps.first[first], steps.last[last])
+        result |= {"lag": most, "steps": ends, "start": start, "end": end, "growth": growth}
+    return LagEvidence(**result)
