@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 
@@ -15,16 +17,15 @@ import numpy as np
 import pytest
 import torch
 
+from offpol_diag.core import gap, preset_numbers
+from offpol_diag.core.devices import to_host
 from offpol_diag.core.evaluate import Evaluator
+from offpol_diag.core.gap import DRIFTS, Tokens
 from offpol_diag.core.observe import Ahead
 from offpol_diag.core.segments import Segments
 from offpol_diag.core.steps import numbers as numbers_of
 from offpol_diag.core.steps import steps
 from offpol_diag.core.study import Study
-from offpol_diag.core.sums import Sums
-from offpol_diag.engine import preset_sums
-from offpol_diag.engine.context import BatchContext, evaluator
-from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.presets import Over, Preset, Reject, Statistic, Veto, Weight
 from offpol_diag.presets.catalogue import load
 from tests import factory
@@ -127,28 +128,35 @@ def case(request):
     return batch, presets, Ahead.of_batch(Study(presets, frozenset()), batch).cut
 
 
-def columns_of(case, device="cpu", **how):
-    """Return name → numbers of every preset, [P, S]."""
-    batch, presets, cuts = case
-    context = BatchContext.of(batch, 0, 1, cuts, device)
-    return {
-        name: rows.all for name, rows in PresetSums.of(context, presets, over_all=True, **how).done().items()
-    }
+def tokens_of(case, device="cpu"):
+    batch, _, cut = case
+    return Tokens.of(batch, partial(cut, batch), device)
 
 
-COUNTS = {"left", "kept", "hits", "weighted", "high", "low", "units", "bounded", "tries"}
-COUNTS |= {"clipped", "dual_clipped"}
+def columns_of(case, device="cpu"):
+    """Return name → numbers of every preset, [P, S]; in each, one of Σ(w² − 1)."""
+    presets, found = case[1], to_host(preset_numbers.columns(tokens_of(case, device), case[1]))
+    names = [name.partition("|")[2] for name in found if name.startswith(f"{presets[0].name}|")]
+    names = dict.fromkeys(name for name in names if not name.startswith("norm"))
+    return {name: np.stack([found[f"{one.name}|{name}"] for one in presets]) for name in names}
+
+
+COUNTS = {"left", "kept", "touched", "hits", "vetoed", "weighted", "high", "low", "units", "bounded", "tries"}
+COUNTS |= {"clipped", "dual_clipped", "own"}
 """Sums of ones: these are equal exactly."""
 
 
 def apart(name, found, wanted):
     """Return the largest relative difference; of sums that cancel, of their terms."""
-    x, y = found[name], wanted[name]
-    scale = {"deviation": np.sqrt(wanted["about_one"] * 1e4), "about_one": wanted["w"] * 1e-4}.get(name, 0.0)
-    scale = np.maximum(np.abs(y), wanted["kept"] if name in ("loss", "kl") else scale)
+    x, y, scale = found[name], wanted[name], 0.0
+    if name in ("loss", "loss_mean", "kl"):
+        scale = wanted["kept"]
+    elif name in ("w1", "w11", "v11"):
+        scale = np.maximum(np.sqrt(wanted["w11"] * 1e4), wanted["w"] * 1e-4)
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     with np.errstate(all="ignore"):
-        return float(np.where(same, 0.0, np.abs(x - y) / np.maximum(scale, 1e-300)).max(initial=0))
+        within = np.maximum(np.maximum(np.abs(y), scale), 1e-300)
+        return float(np.where(same, 0.0, np.abs(x - y) / within).max(initial=0))
 
 
 def assert_alike(found, wanted, within=1e-12):
@@ -159,32 +167,53 @@ def assert_alike(found, wanted, within=1e-12):
 
 def test_tensors_have_the_sums_of_arrays(case):
     """The text that runs on CUDA, on tensors of the CPU."""
-    assert_alike(columns_of(case, device="cpu:0"), columns_of(case))
+    assert_alike(columns_of(case, "cpu:0"), columns_of(case))
 
 
-def test_blocks_of_a_batch_have_its_sums(case, monkeypatch):
-    wanted = columns_of(case)
-    monkeypatch.setitem(preset_sums.BLOCK, "cpu", 500)
-    assert_alike(columns_of(case), wanted, 5e-12)
+def test_gaps_of_tensors_are_those_of_arrays(case):
+    on_numpy, on_torch = tokens_of(case), tokens_of(case, "cpu:0")
+    for drift in DRIFTS:
+        if {drift.numerator, drift.denominator} <= on_numpy.log_probs.keys():
+            wanted = gap.columns(on_numpy.terms(drift))
+            for name, x in to_host(gap.columns(on_torch.terms(drift))).items():
+                np.testing.assert_allclose(x, wanted[name], rtol=1e-12, err_msg=name)
+
+
+def test_parts_of_a_batch_have_its_sums(case):
+    batch, presets, cut = case
+    whole = tokens_of(case)
+    at = [0, 1, 7, 40, batch.sequences]
+    cuts = {rule: cut(batch, rule, None) for one in presets for rule in steps(one).tokens.rules
+            if rule.reject.over == "batch"}  # fmt: skip
+    parts = []
+    for begin, end in pairwise(at):
+        tokens = slice(*batch.cu_seqlens[[begin, end]])
+        own = lambda _, rule, x, tokens=tokens: cuts[rule][tokens]  # noqa: E731
+        parts.append(columns_of((batch.rows(begin, end), presets, own)))
+    joined = {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
+    assert_alike(joined, columns_of(case), 5e-12)
+    for drift in DRIFTS[:1]:
+        each = [gap.columns(Tokens.of(batch.rows(*ends)).terms(drift)) for ends in pairwise(at)]
+        for name, x in gap.columns(whole.terms(drift)).items():
+            np.testing.assert_allclose(np.concatenate([one[name] for one in each]), x, rtol=1e-12)
 
 
 def test_presets_alone_have_the_sums_that_they_have_among_others(case):
-    batch, presets, cuts = case
+    batch, presets, cut = case
     wanted = columns_of(case)
     for at in range(0, len(presets), 9):
-        alone = columns_of((batch, (presets[at],), cuts))
+        alone = columns_of((batch, (presets[at],), cut))
         assert_alike(alone, {name: x[at : at + 1] for name, x in wanted.items()})
 
 
 def test_what_presets_share_is_computed_once(case):
-    batch, presets, cuts = case
-    losses, block = batch.current is not None, evaluator(batch, cuts)
-    for preset in presets:
-        block.of_preset(steps(preset), losses, True)
-    known = len(block.known)
-    for preset in presets:
-        block.of_preset(steps(replace(preset, name=f"again_{preset.name}", note="")), losses, True)
-    assert len(block.known) == known
+    tokens = tokens_of(case)
+    found = preset_numbers.columns(tokens, case[1])
+    known = len(tokens.known)
+    again = [replace(preset, name=f"{preset.name}_again", note="") for preset in case[1]]
+    for name, x in preset_numbers.columns(tokens, again).items():
+        assert x is found[name.replace("_again|", "|")]
+    assert len(tokens.known) == known
 
 
 @pytest.mark.parametrize("over", get_args(Over))
@@ -206,20 +235,12 @@ def test_statistics_of_tensors_are_those_of_arrays(name, over):
         np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-13, atol=1e-300)
 
 
-def test_nothing_makes_the_host_wait_within_a_block(case):
+def test_nothing_makes_the_host_wait_within_a_batch(case):
     """Tensors of the device `meta` have no values: whoever asks for one is refused."""
     batch, presets, _ = case
-    lost = lambda x: torch.from_numpy(x).to("meta")  # noqa: E731
-    block = Sums(
-        {name: lost(x) for name, x in evaluator(batch).log_probs.items()},
-        Segments(lost(batch.cu_seqlens), batch.tokens),
-        Segments(lost(batch.cu_runs), batch.tokens),
-        lost(batch.advantages),
-        lambda rule, x: x,
-    )
-    for preset in presets:
-        made = block.of_preset(steps(preset), losses=batch.current is not None, over_all=True)
-        assert made.kept.shape == (batch.sequences,)
+    tokens = Tokens.of(batch, lambda rule, x: batch.rollout, "meta")
+    found = preset_numbers.columns(tokens, presets) | gap.columns(tokens.terms(DRIFTS[0]))
+    assert {x.shape for x in found.values()} == {(batch.sequences,)}
 
 
 # ---------------------------------------------------------------- a preset as numbers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -33,6 +33,20 @@ def fetched(parts: Sequence[Array]) -> np.ndarray:
 
     result: np.ndarray = torch.cat(list(parts), -1).cpu().numpy()
     return result
+
+
+def to_host(columns: Mapping[str, Array]) -> dict[str, np.ndarray]:
+    """Copy arrays of one shape, by name, to the host: at once, and so that those that are one stay one.
+
+    Of a GPU's this waits for all of them; numpy's are returned as they are.
+    """
+    distinct = {id(x): x for x in columns.values()}
+    if all(isinstance(x, np.ndarray) for x in distinct.values()):
+        return dict(columns)
+    import torch
+
+    host = dict(zip(distinct, torch.stack([*distinct.values()]).cpu().numpy(), strict=True))
+    return {name: host[id(x)] for name, x in columns.items()}
 
 
 @contextmanager

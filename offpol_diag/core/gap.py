@@ -25,21 +25,20 @@ from offpol_diag.core.intervals import (
     POSITIVE,
     Formula,
     Lookup,
+    Range,
     mean,
     spread,
 )
 from offpol_diag.core.segments import Array, Segments, extremes
 from offpol_diag.core.steps import Rule
-from offpol_diag.core.sums import Sums
+from offpol_diag.core.sums import LARGEST_SUM, Sums
 from offpol_diag.dump.batch import Batch
 from offpol_diag.presets import Policy
 
-FACTORS = (1.1, 2.0, 5.0, 10.0)
-"""τ of F(τ) = P(|Δ| > ln τ)."""
-FAR = math.log(FACTORS[0])
+FACTORS = {"f_1_1": 1.1, "f_2": 2.0, "f_5": 5.0, "f_10": 10.0}
+"""Name of F(τ) = P(|Δ| > ln τ) → τ."""
+FAR = math.log(1.1)
 """Smallest |Δ| above which tokens are looked at one by one."""
-LARGEST_SUM = 2 * f.LARGEST
-"""Largest exponent of a sequence's number: e^690 is still a float64."""
 
 
 @dataclass(frozen=True)
@@ -114,16 +113,12 @@ class Tokens(Sums):
         return self.xp.exp(self.log_probs[policy])
 
     @once
-    def probability_sums(self, policy: Policy) -> tuple[Array, Array]:
-        """Sum probabilities, and their squares, [S] each."""
-        prob = self.probability(policy)
-        return self.sequences.sum(prob), self.sequences.sum(prob * prob)
-
-    @once
-    def perplexity(self, policy: Policy) -> Array:
-        """Compute exp(−mean log π) of each sequence, [S]; 0 of an empty one."""
-        exponent = self.xp.clip(-self.sequences.mean(self.log_probs[policy]), None, LARGEST_SUM)
-        return self.xp.exp(exponent) * self.filled
+    def of_policy(self, policy: Policy, name: str) -> dict[str, Array]:
+        """Sum probabilities and their squares, and compute exp(−mean log π), 0 of an empty sequence."""
+        prob, logs = self.probability(policy), self.sequences.mean(self.log_probs[policy])
+        perplexity = self.xp.exp(self.xp.clip(-logs, None, LARGEST_SUM)) * self.filled
+        sums = self.sequences.sum(prob), self.sequences.sum(prob * prob)
+        return {name: sums[0], name + name: sums[1], f"ppl_{name}": perplexity}
 
 
 @dataclass(eq=False)
@@ -174,11 +169,6 @@ class Terms:
         return self.tokens.ratio_minus_1_within(self.drift.numerator, f.LARGEST, self.drift.denominator)
 
     @cached_property
-    def off(self) -> Array:
-        """|r − 1|."""
-        return self.tokens.xp.abs(self.r1)
-
-    @cached_property
     def r11(self) -> Array:
         """(r − 1)²."""
         return self.r1 * self.r1
@@ -189,25 +179,15 @@ class Terms:
         return self.tokens.finite_k3(self.drift.numerator, self.drift.denominator)
 
     @cached_property
-    def mult(self) -> Array:
-        """e^|Δ| − 1: the larger of r − 1 and |r − 1| / r."""
-        return self.tokens.xp.maximum(self.r1, self.off / f.importance_ratio(self.delta))
+    def pd(self) -> Array:
+        """|π_train − π_rollout| of the sampled token: max(π_train, π_rollout) · (1 − e^−|Δ|).
 
-    @cached_property
-    def diff(self) -> Array:
-        """π_train − π_rollout of the sampled token: sign(Δ) · max(π_train, π_rollout) · (1 − e^−|Δ|).
-
-        1 − e^−|Δ| is |r − 1| over the larger of r and 1. π_rollout · (r − 1), which is the same, would be 0
+        1 − e^−|Δ| is |r − 1| over the larger of r and 1. π_rollout · |r − 1|, which is the same, would be 0
         where π_rollout underflows, and r is held.
         """
         xp, prob = self.tokens.xp, self.tokens.probability
         larger = xp.maximum(prob(self.drift.numerator), prob(self.drift.denominator))
-        return xp.copysign(larger * (self.off / xp.clip(self.r1 + 1.0, 1.0, None)), self.delta)
-
-    @cached_property
-    def pd(self) -> Array:
-        """|π_train − π_rollout|."""
-        return self.tokens.xp.abs(self.diff)
+        return larger * (xp.abs(self.r1) / xp.clip(self.r1 + 1.0, 1.0, None))
 
 
 # ---------------------------------------------------------------- Sums of sequences
@@ -219,31 +199,24 @@ def columns(terms: Terms) -> dict[str, Array]:
     An empty sequence has 0 everywhere. Σ(r² − 1) is Σ(r − 1)² + 2 Σ(r − 1).
     """
     tokens, drift, runs, xp = terms.tokens, terms.drift, terms.tokens.sequences, terms.tokens.xp
-    prob = tokens.probability
+    p, q = tokens.probability(drift.numerator), tokens.probability(drift.denominator)
     of_tokens = {"d": terms.delta, "dd": terms.delta * terms.delta, "abs": terms.size, "r1": terms.r1}
-    of_tokens |= {"r2": terms.r11, "k3": terms.k3, "mult": terms.mult, "tv": terms.off}
-    of_tokens |= {"pd": terms.pd, "pdd": terms.pd * terms.pd}
-    of_tokens |= {"pq": prob(drift.numerator) * prob(drift.denominator)}
+    of_tokens |= {"r2": terms.r11, "k3": terms.k3, "pd": terms.pd, "pdd": terms.pd * terms.pd, "pq": p * q}
+    off = xp.abs(terms.r1)
+    of_tokens |= {"tv": off / 2, "mult": xp.maximum(terms.r1, off / f.importance_ratio(terms.delta))}
     if (a := tokens.advantages) is not None:
         x = xp.clip(terms.r1, None, 1.0)
         of_tokens |= {"a": a, "x": x, "ax": a * x}
     result = {name: runs.sum(x) for name, x in of_tokens.items()}
-    result["r2"] = result["r2"] + 2 * result["r1"]
-    result["tv"] = result["tv"] / 2
-    result["differ"] = runs.count(terms.delta != 0)
     result |= {name: runs.count(terms.size > bound) for name, bound in BEYOND.items()}
-    (q, qq), (p, pp) = map(tokens.probability_sums, (drift.denominator, drift.numerator))
+    result |= tokens.of_policy(drift.numerator, "p") | tokens.of_policy(drift.denominator, "q")
     g = result["d"] / runs.at_least_1
     result |= {
-        "q": q,
-        "qq": qq,
-        "p": p,
-        "pp": pp,
+        "r2": result["r2"] + 2 * result["r1"],
+        "differ": runs.count(terms.delta != 0),
         "g": g,
         "g_abs": xp.abs(g),
         "ppl_ratio": xp.expm1(xp.clip(-g, None, LARGEST_SUM)),
-        "ppl_p": tokens.perplexity(drift.numerator),
-        "ppl_q": tokens.perplexity(drift.denominator),
         "s2": xp.expm1(xp.clip(2 * result["d"], None, LARGEST_SUM)),
     }
     return {drift.prefix + name: x for name, x in result.items()}
@@ -264,12 +237,7 @@ def rewards(tokens: Tokens) -> dict[str, Array]:
     return {} if given is None else {"reward": given * tokens.counts["sequences"]}
 
 
-def factor_name(tau: float) -> str:
-    """Return the name of F(τ): f_2 for τ = 2, f_1_1 for τ = 1.1."""
-    return "f_" + f"{tau:g}".replace(".", "_")
-
-
-BEYOND = {"overflow": f.LARGEST, **{factor_name(tau): math.log(tau) for tau in FACTORS}}
+BEYOND = {"overflow": f.LARGEST, **{name: math.log(tau) for name, tau in FACTORS.items()}}
 """Column → the |Δ| above which it counts tokens."""
 
 
@@ -290,20 +258,21 @@ def _k1(get: Lookup) -> Array:
 
 _T, _S = "tokens", "sequences"
 
+
+def _of_sequences(name: str, unit: str, text: str, column: str, within: Range, plus: float = 0.0) -> Formula:
+    """Return the row of a mean over sequences."""
+    return Formula(name, unit, _S, f"mean over sequences of {text}", mean(column, _S, plus), within)
+
+
 DIFFER = Formula("tokens_differ", "fraction", _T, "P(Δ ≠ 0)", mean("differ"), counts=True)
 """Says whether two policies are one and the same, not by how much they differ."""
+CHI2_SEQUENCE = _of_sequences("chi2_sequence", "", "e^{2ΣΔ}, minus 1", "s2", ABOVE_MINUS_ONE)
+_KL = "estimates KL(π_rollout‖π_train)"
 
 ROWS = (
-    Formula("k1", "nats", _T, "mean(−Δ); estimates KL(π_rollout‖π_train)", _k1),
+    Formula("k1", "nats", _T, f"mean(−Δ); {_KL}", _k1),
     Formula("k2", "nats", _T, "mean(Δ²/2)", lambda get: get("dd") / get("tokens") / 2, POSITIVE),
-    Formula(
-        "k3",
-        "nats",
-        _T,
-        "mean(e^Δ − 1 − Δ); estimates KL(π_rollout‖π_train), never negative",
-        mean("k3"),
-        POSITIVE,
-    ),
+    Formula("k3", "nats", _T, f"mean(e^Δ − 1 − Δ); {_KL}, never negative", mean("k3"), POSITIVE),
     Formula(
         "mean_ratio",
         "",
@@ -313,15 +282,9 @@ ROWS = (
         POSITIVE,
     ),
     Formula("chi2_token", "", _T, "mean(r²) − 1", mean("r2"), ABOVE_MINUS_ONE),
-    Formula(
-        "ppl_train", "", _S, "mean over sequences of exp(−mean log π_train)", mean("ppl_p", _S), POSITIVE
-    ),
-    Formula(
-        "ppl_rollout", "", _S, "mean over sequences of exp(−mean log π_rollout)", mean("ppl_q", _S), POSITIVE
-    ),
-    Formula(
-        "ppl_ratio", "", _S, "mean over sequences of exp(−mean Δ)", mean("ppl_ratio", _S, plus=1.0), POSITIVE
-    ),
+    _of_sequences("ppl_train", "", "exp(−mean log π_train)", "ppl_p", POSITIVE),
+    _of_sequences("ppl_rollout", "", "exp(−mean log π_rollout)", "ppl_q", POSITIVE),
+    _of_sequences("ppl_ratio", "", "exp(−mean Δ)", "ppl_ratio", POSITIVE, plus=1.0),
     Formula(
         "ppl_ratio_pooled",
         "",
@@ -331,10 +294,8 @@ ROWS = (
         POSITIVE,
         log=_k1,
     ),
-    Formula(
-        "log_ppl_diff", "nats", _S, "mean over sequences of −mean Δ", lambda get: -get("g") / get("sequences")
-    ),
-    Formula("log_ppl_abs_diff", "nats", _S, "mean over sequences of |mean Δ|", mean("g_abs", _S), POSITIVE),
+    Formula("log_ppl_diff", "nats", _S, "mean over sequences of −mean Δ", lambda get: -get("g") / get(_S)),
+    _of_sequences("log_ppl_abs_diff", "nats", "|mean Δ|", "g_abs", POSITIVE),
     Formula(
         "prob_diff_mean", "", _T, "mean |π_train − π_rollout| of the sampled token", mean("pd"), POSITIVE
     ),
@@ -354,27 +315,23 @@ ROWS = (
     Formula("log_ratio_std", "nats", _T, "standard deviation of Δ", spread("d", "dd", _T), POSITIVE),
     Formula("tv", "", _T, "mean |r − 1| / 2; estimates the total variation distance", mean("tv"), POSITIVE),
     *(
-        Formula(factor_name(tau), "fraction", _T, f"P(|Δ| > ln {tau:g})", mean(factor_name(tau)), counts=True)
-        for tau in FACTORS
+        Formula(name, "fraction", _T, f"P(|Δ| > ln {tau:g})", mean(name), counts=True)
+        for name, tau in FACTORS.items()
     ),
     DIFFER,
 )
+"""Every number is a mean, or a function of means: a new one is a row here and, if need be, a column above."""
 
-_SAMPLED_BEFORE = "Δ = log π_current − log π_old; tokens sampled from π_rollout, not π_old: {}"
+_DRIFT_2 = "{}, Δ = log π_current − log π_old; tokens sampled from π_rollout, not π_old: {}"
 SECOND_DRIFT = {
-    "k1": "mean(−Δ), " + _SAMPLED_BEFORE.format("no KL; it adds up: k1 + drift2.k1 = total.k1"),
-    "k2": "mean(Δ²/2), " + _SAMPLED_BEFORE.format("a size of the change, not a KL"),
-    "k3": "mean(e^Δ − 1 − Δ), "
-    + _SAMPLED_BEFORE.format("a size of the change, not a KL, and does not add up"),
-    "mean_ratio": "mean(r), " + _SAMPLED_BEFORE.format("not 1 in general"),
-    "chi2_token": "mean(r²) − 1, " + _SAMPLED_BEFORE.format("not a χ²-divergence, and may be negative"),
-    "tv": "mean |r − 1| / 2, " + _SAMPLED_BEFORE.format("not a total variation distance"),
+    "k1": _DRIFT_2.format("mean(−Δ)", "no KL; it adds up: k1 + drift2.k1 = total.k1"),
+    "k2": _DRIFT_2.format("mean(Δ²/2)", "a size of the change, not a KL"),
+    "k3": _DRIFT_2.format("mean(e^Δ − 1 − Δ)", "a size of the change, not a KL, and does not add up"),
+    "mean_ratio": _DRIFT_2.format("mean(r)", "not 1 in general"),
+    "chi2_token": _DRIFT_2.format("mean(r²) − 1", "not a χ²-divergence, and may be negative"),
+    "tv": _DRIFT_2.format("mean |r − 1| / 2", "not a total variation distance"),
 }
 """Formula texts for drift 2, whose denominator is not the policy that sampled the tokens."""
-
-CHI2_SEQUENCE = Formula(
-    "chi2_sequence", "", _S, "mean over sequences of e^{2ΣΔ}, minus 1", mean("s2", _S), ABOVE_MINUS_ONE
-)
 
 SURROGATE = Formula(
     "surrogate_gain",

@@ -109,7 +109,7 @@ class Batch:
         """Return sequences `begin` to before `end`, as views."""
         first, last = int(self.cu_seqlens[begin]), int(self.cu_seqlens[end])
         inside = slice(*np.searchsorted(self.cu_runs, (first + 1, last)))
-        ends = [first, last] if last > first else [first]
+        ends = np.array([first, last] if last > first else [first], np.int64)
         tokens: dict[str, Any] = {
             name: None if (x := getattr(self, name)) is None else x[first:last] for name in PER_TOKEN
         }

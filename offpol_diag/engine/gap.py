@@ -6,24 +6,22 @@ when the drift is tiny.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from offpol_diag.core.formulas import LARGEST
 from offpol_diag.core.gap import (
+    BEYOND,
     CHI2_SEQUENCE,
     DIFFER,
     DRIFTS,
     EXTREMES,
-    FACTORS,
     REWARD,
     ROWS,
     SECOND_DRIFT,
     SURROGATE,
     Drift,
-    factor_name,
 )
 from offpol_diag.engine import segments
 from offpol_diag.engine.context import BatchContext
@@ -89,11 +87,7 @@ def _counts(terms: Terms) -> dict[str, Array]:
     """Count the tokens of each sequence that differ, and beyond each bound: only |Δ| > `FAR` is looked at."""
     size, offsets = terms.size[terms.far], np.searchsorted(terms.far, terms.block.offsets)
     result = {"differ": segments.count(terms.delta != 0, terms.block.offsets)}
-    return result | {name: segments.count(size > bound, offsets) for name, bound in _BEYOND.items()}
-
-
-_BEYOND = {"overflow": LARGEST, **{factor_name(tau): math.log(tau) for tau in FACTORS}}
-"""Column → the |Δ| above which it counts tokens."""
+    return result | {name: segments.count(size > bound, offsets) for name, bound in BEYOND.items()}
 
 
 def _probabilities(terms: Terms) -> dict[str, Array]:

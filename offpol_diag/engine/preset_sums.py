@@ -10,8 +10,8 @@ import numpy as np
 
 from offpol_diag.core import devices
 from offpol_diag.core.segments import Array as AnyArray
-from offpol_diag.core.steps import steps
-from offpol_diag.core.sums import OfPreset, OfWeights, Sums
+from offpol_diag.core.steps import Steps, steps
+from offpol_diag.core.sums import Sums
 from offpol_diag.dump.batch import Batch
 from offpol_diag.engine import segments
 from offpol_diag.engine.context import BatchContext, evaluator
@@ -139,7 +139,7 @@ def _started(
     on_gpu, found = context.device != devices.CPU, dict[str, tuple[list[AnyArray], tuple[int, ...]]]()
     with devices.memory_of(context.device):
         for block in _blocks(context, BLOCK["gpu" if on_gpu else "cpu"]):
-            each = [_named(block.of_preset(one, losses, over)) for one, over in made]
+            each = [_named(block, one, losses, over) for one, over in made]
             for name in each[0]:
                 columns = [one[name] for one in each]
                 first, at = distinct(list(map(id, columns)))
@@ -161,11 +161,15 @@ def _blocks(context: BatchContext, tokens: int) -> Iterator[Sums]:
         yield evaluator(part, context.cut, context.device)
 
 
-def _named(made: OfPreset) -> dict[str, AnyArray]:
-    """Return numbers by name, those of weights beside the others, without what was not asked for."""
-    own = made._asdict()
-    weights: OfWeights = own.pop("weights")
-    return {name: x for name, x in (own | weights._asdict()).items() if x is not None}
+def _named(block: Sums, one: Steps, losses: bool, over_all: bool) -> dict[str, AnyArray]:
+    """Return the numbers of a preset by name."""
+    found = block.of_preset(one, losses)
+    found |= {
+        "deviation": found["w1"],
+        "about_one": found["w11"],
+        "delta": block.delta(one.policy, one.tokens),
+    }
+    return found | {"over_all": block.over_all(one.weight) if over_all else block.none}
 
 
 @cache

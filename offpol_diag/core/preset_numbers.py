@@ -1,0 +1,382 @@
+"""What a preset does to a dump: its weights, what it rejects, the gap that is left, its policy loss.
+
+Each number is a row with its formula over columns of `core.sums`, [S] each, which are named PRESET|COLUMN
+when they are added up. Numerator and denominator of r are the preset's own: π_old or π_θ over π_rollout.
+
+Weights that are divided by their mean over a trainer batch (the rows of one `step`) are known only when it
+has been seen whole. Sums of such presets are kept by step, and divided when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from offpol_diag.core.intervals import ABOVE_MINUS_ONE, POSITIVE, Formula, Lookup, Reader, mean
+from offpol_diag.core.state import Array, State, Table
+from offpol_diag.core.steps import steps, weighted
+from offpol_diag.core.sums import Columns, Sums
+from offpol_diag.number import Number
+from offpol_diag.presets import SMALLEST_NORM, Preset
+
+EXTREMES = ("smallest", "largest")
+"""Columns that do not add up."""
+NEEDED = ("current_log_probs", "advantages")
+"""Columns of a dump that a policy loss is made of."""
+
+# ---------------------------------------------------------------- one batch
+
+
+def columns(tokens: Sums, presets: Sequence[Preset]) -> Columns:
+    """Compute the columns of presets, [S] each, on the device of the tokens; presets share arrays.
+
+    Losses are among them where the batch has what they are made of. `own` counts the tokens that the preset's
+    trainer divides its loss by.
+    """
+    losses, found = tokens.advantages is not None and "current" in tokens.log_probs, Columns()
+    for preset in presets:
+        own = steps(preset)
+        made = tokens.of_preset(own, losses)
+        made["own"] = made["kept"] if preset.denominator == "kept" else tokens.sequences.n
+        if normalised(preset) and own.weight is not None:
+            made |= tokens.of_norm(own.weight)
+        found |= {f"{preset.name}|{name}": x for name, x in made.items()}
+    return found
+
+
+def of_presets(columns: Columns, presets: Sequence[Preset]) -> Columns:
+    """Select the columns of some presets that add up."""
+    names = {preset.name for preset in presets}
+    each = ((name, *name.split("|"), x) for name, x in columns.items())
+    return {name: x for name, preset, column, x in each if preset in names and column not in EXTREMES}
+
+
+def observe(
+    columns: Columns,
+    presets: Sequence[Preset],
+    counts: Columns,
+    buckets: Array,
+    trainer_batches: Sequence[str],
+    lags: Sequence[object] | None = None,
+) -> State:
+    """Keep what the columns of presets tell beside their sums over the dump.
+
+    Args:
+        columns: of the presets, as numpy's.
+        presets: all of them.
+        counts: `tokens` and `sequences` of each sequence.
+        buckets: what sums are kept apart for, [S].
+        trainer_batches: the label of each sequence's trainer batch, [S].
+        lags: the policy lag of each sequence, where what is kept of lag 0 is asked for.
+
+    Returns:
+        Sums of normalised presets by trainer batch (`batches`), of the sequences that are left by octave of
+        length (`octaves`), of what has a weight of lag 0 (`lag 0`); and the ranges of weights.
+    """
+    apart = [preset for preset in presets if normalised(preset)]
+    both = {name: counts[name] for name in ("tokens", "sequences")}
+    able = [preset for preset in presets if DROPPED.name not in idle(preset)]
+    octaves = np.frexp(np.maximum(both["tokens"], 1.0))[1].astype(np.int64) - 1
+    left = {name: columns[name] for name in (f"{preset.name}|left" for preset in able)}
+    tables = {"octaves": Table.of(both | left, buckets, octaves)}
+    if apart:
+        tables["batches"] = Table.of(of_presets(columns, apart), buckets, trainer_batches)
+    if lags is not None:
+        synced = np.flatnonzero([lag == 0 for lag in lags])
+        fresh = both | {f"{one.name}|weighted": columns[f"{one.name}|weighted"] for one in presets}
+        tables["lag 0"] = Table.of({name: x[synced] for name, x in fresh.items()}, buckets[synced])
+    ranges = {}
+    for preset in presets:
+        low, high = (columns[f"{preset.name}|{end}"] for end in EXTREMES)
+        if preset not in apart:
+            ranges[f"{preset.name}|weight"] = float(low.min(initial=np.inf)), float(high.max(initial=-np.inf))
+            continue
+        labels, which = np.unique(np.array(trainer_batches, object), return_inverse=True)
+        for at, label in enumerate(labels.tolist()):
+            here = which == at
+            ranges[f"{preset.name}|weight|{label}"] = float(low[here].min()), float(high[here].max())
+    return State(tables=tables, ranges=ranges)
+
+
+# ---------------------------------------------------------------- weights divided by their mean
+
+
+def normalised(preset: Preset) -> bool:
+    """Return whether weights are divided by a batch mean."""
+    return preset.weight is not None and preset.weight.normalize
+
+
+def norm_factor(total: Array | float, units: Array | float) -> Array:
+    """Compute the divisor of batch normalisation; 1 where the mean weight is at most 1e-8, as in verl."""
+    mean_weight = np.divide(total, units)
+    return np.where(mean_weight > SMALLEST_NORM, mean_weight, 1.0)
+
+
+def factors(state: State, presets: Sequence[Preset]) -> dict[str, dict[str, float]]:
+    """Return normalised preset → trainer batch → the factor that its weights are divided by."""
+    found: dict[str, dict[str, float]] = {one.name: {} for one in presets if normalised(one)}
+    for label, table in state.tables["batches"].by_place().items() if found else ():
+        sums = table.sums()
+        for name, own in found.items():
+            own[label] = float(norm_factor(sums[f"{name}|norm"], sums[f"{name}|norm_units"]))
+    return found
+
+
+def weight_range(state: State, preset: Preset, divisors: Mapping[str, float]) -> tuple[float, float]:
+    """Return a preset's smallest and largest final weight, each divided by that of its trainer batch."""
+    name = f"{preset.name}|weight"
+    if not divisors:
+        return state.ranges[name]
+    each = [(divisor, *state.ranges[f"{name}|{label}"]) for label, divisor in divisors.items()]
+    return min(low / divisor for divisor, low, _ in each), max(high / divisor for divisor, _, high in each)
+
+
+def drawn(state: State, presets: Sequence[Preset], seed: int) -> dict[str, Array]:
+    """Add up the sums [1+B] of normalised presets over trainer batches, each divided by its mean weight."""
+    apart, total = [preset for preset in presets if normalised(preset)], dict[str, Array]()
+    for table in state.tables["batches"].by_place().values() if apart else ():
+        sums = table.drawn(seed)
+        for preset in apart:
+            for name, x in divided(sums, preset).items():
+                total[name] = total[name] + x if name in total else x
+    return total
+
+
+def divided(sums: Mapping[str, Array], preset: Preset) -> dict[str, Array]:
+    """Divide one trainer batch's sums [1+B] by the preset's mean weight f.
+
+    Sums about 1 follow from sums about 1 where f is within ½ of it, else from sums about 0: either would lose
+    its digits where the other is precise.
+    """
+    prefix = f"{preset.name}|"
+    own = {name.removeprefix(prefix): x for name, x in sums.items() if name.startswith(prefix)}
+    f = norm_factor(own.pop("norm"), own.pop("norm_units"))
+    near, kept, left, less = np.abs(f - 1) < 0.5, own["kept"], own["left"], 1 - f
+    made = (
+        own | {name: own[name] / f for name in ("w", "v")} | {name: own[name] / f**2 for name in ("ww", "vv")}
+    )
+    made["w1"] = np.where(near, (own["w1"] + kept * less) / f, made["w"] - kept)
+    about_one = (own["w11"] + 2 * less * own["w1"] + kept * less**2) / f**2
+    made["w11"] = np.where(near, about_one, made["ww"] - 2 * made["w"] + kept)
+    made["v11"] = np.where(near, (own["v11"] + left * less * (1 + f)) / f**2, made["vv"] - left)
+    if weighted(preset):
+        made |= {name: own[name] / f for name in ("loss", "loss_mean") if name in own}
+    return {prefix + name: x for name, x in made.items()}
+
+
+# ---------------------------------------------------------------- metrics
+
+ROUNDING = 16 * np.finfo(np.float64).eps
+
+
+def _std(get: Lookup) -> Array:
+    """Compute the standard deviation of the weights from sums about 1, or about 0 where the mean is below ½.
+
+    A variance below the rounding error of those sums (equal weights) counts as 0.
+    """
+    mean_weight, n = get("w") / get("kept"), get("kept")
+    small = mean_weight < 0.5
+    about = np.where(small, mean_weight, mean_weight - 1)
+    variance = np.where(small, get("ww"), get("w11")) / n - about**2
+    floor = ROUNDING * np.where(small, about**2, np.abs(about))
+    deviation: Array = np.sqrt(np.where(variance > floor, variance, np.abs(0.0 * variance)))
+    return deviation
+
+
+_T, _S, _KEPT, _LEFT = "tokens", "sequences", "tokens not rejected", "sequences left"
+
+
+def _share(name: str, over: str, text: str, column: str, per: str) -> Formula:
+    """Return the share of events in `per`, "share of …"."""
+    return Formula(name, "fraction", over, f"share of {text}", mean(column, per), counts=True)
+
+
+DROPPED = Formula(
+    "sequences_dropped",
+    "fraction",
+    _S,
+    "share of sequences with no token left",
+    lambda get: 1 - get("left") / get("sequences"),
+    counts=True,
+)
+ROWS = (
+    Formula("weight_mean", "", _KEPT, "mean of the final weights", mean("w", "kept"), POSITIVE),
+    Formula("weight_std", "", _KEPT, "standard deviation of the final weights", _std, POSITIVE),
+    Formula(
+        "ess_tokens",
+        "fraction",
+        _T,
+        "(Σw)² / (n Σw²), a rejected token weighs 0",
+        lambda get: get("w") ** 2 / (get("tokens") * get("ww")),
+    ),
+    Formula(
+        "ess_sequences",
+        "fraction",
+        _S,
+        "(Σv)² / (n Σv²), v = mean over the sequence's tokens of the final weight, 0 where rejected",
+        lambda get: get("v") ** 2 / (get("sequences") * get("vv")),
+    ),
+    _share("truncated_high", "weights", "weights above the upper bound", "high", "units"),
+    _share("truncated_low", "weights", "weights below the lower bound", "low", "units"),
+    Formula(
+        "tokens_rejected",
+        "fraction",
+        _T,
+        "share of tokens that rejection and veto remove",
+        lambda get: 1 - get("kept") / get("tokens"),
+        counts=True,
+    ),
+    _share(
+        "tokens_weighted",
+        _T,
+        "tokens with a weight: not rejected, and of a final weight above 0",
+        "weighted",
+        "tokens",
+    ),
+    DROPPED,
+    _share("sequences_touched", _S, "sequences with at least one token rejected", "touched", "sequences"),
+    _share("vetoed", _S, "sequences dropped by the veto", "vetoed", "sequences"),
+    _share("catastrophic_tokens", _T, "tokens beyond the veto's bound", "hits", "tokens"),
+    Formula(
+        "k3", "nats", _KEPT, "mean(e^Δ − 1 − Δ) of the tokens not rejected", mean("k3", "kept"), POSITIVE
+    ),
+    Formula(
+        "ppl_ratio",
+        "",
+        _LEFT,
+        "mean over sequences left of exp(−mean Δ of their tokens not rejected)",
+        mean("ppl", "left", plus=1.0),
+        POSITIVE,
+    ),
+    Formula(
+        "chi2_token",
+        "",
+        _KEPT,
+        "mean(w²) − 1 of the final weights",
+        lambda get: (get("w11") + 2 * get("w1")) / get("kept"),
+        ABOVE_MINUS_ONE,
+    ),
+    Formula(
+        "chi2_sequence",
+        "",
+        _LEFT,
+        "mean(v²) − 1, v = mean final weight over the sequence's tokens, 0 where rejected",
+        mean("v11", "left"),
+        ABOVE_MINUS_ONE,
+    ),
+)
+"""Numbers of weights and of what is kept."""
+
+LOSSES = (
+    Formula("pg_loss", "", _KEPT, "Σ w L / tokens not rejected (token-mean)", mean("loss", "kept")),
+    Formula("pg_loss_kept", "", _T, "Σ w L / all tokens (token-mean, rejected tokens stay)", mean("loss")),
+    Formula(
+        "pg_loss_own",
+        "",
+        "the preset's own denominator",
+        "Σ w L / tokens not rejected, or all tokens where rejected ones stay (token-mean)",
+        mean("loss", "own"),
+    ),
+    Formula("pg_loss_seq_sum", "", _S, "Σ w L / sequences left (seq-mean-token-sum)", mean("loss", "left")),
+    Formula(
+        "pg_loss_seq_mean",
+        "",
+        _S,
+        "mean over sequences left of their mean w L (seq-mean-token-mean)",
+        mean("loss_mean", "left"),
+    ),
+    Formula(
+        "pg_loss_seq_norm",
+        "",
+        _S,
+        "Σ w L / sequences left / longest response (seq-mean-token-sum-norm)",
+        lambda get: get("loss") / get("left") / get("longest"),
+    ),
+    Formula(
+        "pg_clipfrac",
+        "fraction",
+        _KEPT,
+        "share where the loss's clip decides (cispo: where it changes the weight)",
+        mean("clipped", "kept"),
+    ),
+    Formula(
+        "pg_clipfrac_lower",
+        "fraction",
+        _KEPT,
+        "share where the dual clip decides",
+        mean("dual_clipped", "kept"),
+    ),
+    Formula(
+        "ppo_kl",
+        "nats",
+        _KEPT,
+        "mean(log π_anchor − log π_θ), each bounded as the loss bounds it",
+        mean("kl", "kept"),
+    ),
+)
+"""Numbers of the policy loss, of dumps that have what it is made of."""
+
+
+def idle(preset: Preset) -> frozenset[str]:
+    """Return the events that this preset cannot cause, whatever the data: their 0, or 1, is exact."""
+    weight = preset.weight
+    upper, lower = (weight.upper, weight.lower) if weight else (None, None)
+    rejects = bool(preset.reject or preset.veto)
+    zeroes = weight is not None and (weight.action == "mask" or weight.overflow == "zero")
+    able = {
+        **dict.fromkeys(("tokens_rejected", "sequences_dropped", "sequences_touched"), rejects),
+        "tokens_weighted": rejects or zeroes,
+        **dict.fromkeys(("vetoed", "catastrophic_tokens"), preset.veto is not None),
+        "truncated_high": upper is not None,
+        "truncated_low": lower is not None,
+    }
+    return frozenset(name for name, can in able.items() if not can)
+
+
+def numbers(reader: Reader, presets: Sequence[Preset]) -> dict[str, dict[str, Number]]:
+    """Return metric → preset → number; of losses those of presets that have them."""
+    impossible = {preset.name: idle(preset) for preset in presets}
+    with_loss = [name for name in impossible if f"{name}|loss" in reader.drawn]
+    result: dict[str, dict[str, Number]] = {}
+    for row in (*ROWS, *LOSSES):
+        found = result.setdefault(row.name, {})
+        names = with_loss if row in LOSSES else [*impossible]
+        for exact in (False, True):
+            some = [name for name in names if (row.name in impossible[name]) is exact]
+            own = replace(row, counts=False) if exact else row
+            found |= zip(some, reader.numbers(own, [f"{name}|" for name in some]), strict=True)
+    return result
+
+
+# ---------------------------------------------------------------- selection
+
+AT_LAG_0 = Formula(
+    "kept_at_lag_0",
+    "fraction",
+    "tokens of policy lag 0",
+    "share with a weight above 0 of what was sampled at policy lag 0, where only numerics make the policies "
+    "differ",
+    mean("weighted"),
+    counts=True,
+)
+
+
+def at_lag_0(state: State, presets: Sequence[Preset], seed: int, groups: int) -> dict[str, Number]:
+    """Return preset → the share that it keeps of policy lag 0; empty where the dump has none of that lag."""
+    table = state.tables.get("lag 0")
+    if table is None or not table.values.any():
+        return {}
+    found = Reader.of(table, seed, groups).numbers(AT_LAG_0, [f"{preset.name}|" for preset in presets])
+    return {preset.name: number for preset, number in zip(presets, found, strict=True)}
+
+
+def by_octave(
+    state: State, presets: Sequence[Preset], seed: int, groups: int
+) -> Iterator[tuple[int, str, Number]]:
+    """Yield octave, preset, and the share that it drops of the sequences of 2^octave tokens to twice that."""
+    names = [preset.name for preset in presets if DROPPED.name not in idle(preset)]
+    for octave, table in state.tables["octaves"].by_place().items():
+        found = Reader.of(table, seed, groups).numbers(DROPPED, [f"{name}|" for name in names])
+        yield from ((octave, name, one) for name, one in zip(names, found, strict=True))
