@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from offpol_diag.core import charts
+from offpol_diag.core import charts, tails
 from offpol_diag.core.observe import analyze, examine, opened
 from offpol_diag.core.state import MOST_STEPS
-from offpol_diag.engine import tails
-from offpol_diag.engine.tails import Tail
 from offpol_diag.presets.families import FAMILIES
 from offpol_diag.result import Result
 from tests import oracles
@@ -170,8 +168,9 @@ def mean(values):
     return oracles.mean([*values])
 
 
-def tail(values):
-    return np.array(sorted(values, reverse=True))
+def khat(values):
+    logs = np.array(sorted(values, reverse=True))
+    return tails.fit(logs, len(logs)).k
 
 
 def test_by_step(seen, dump):
@@ -199,8 +198,7 @@ def test_by_step(seen, dump):
                 len(own) for x, own in zip(logs, rows.values(), strict=True) if not 0.5 <= math.exp(x) <= 2
             )
             / n,
-            "khat_tokens": tails.khat(Tail.of(tail(x["d"] for x in few))),
-            "khat_sequences": tails.khat(Tail.of(tail(logs))),
+            "khat_tokens": khat(x["d"] for x in few),
         }
         for prefix, later, earlier in (("", "p", "q"), ("drift2.", "c", "p"), ("total.", "c", "q")):
             want[f"{prefix}k1"] = -mean(x[later] - x[earlier] for x in few)
@@ -229,14 +227,14 @@ def test_khat_by_length_is_that_of_the_products(dump):
     for at in result.lengths.curve:
         long = [few for few in seen.of_row.values() if len(few) >= at.tokens]
         logs = [math.fsum(x["d"] for x in few[: at.tokens]) for few in long]
-        want = tails.khat(Tail.of(tail(logs)))
+        want = khat(logs)
         assert at.khat.value == pytest.approx(want, rel=1e-6)
         assert at.sequences == len(logs)
     lengths = sorted(len(few) for few in seen.of_row.values())
     assert result.lengths.median == pytest.approx(lengths[len(lengths) // 2], rel=0.09, abs=1)
 
 
-# ---------------------------------------------------------------- tails, ids, gaps
+# ---------------------------------------------------------------- tails, ids, lags
 
 
 def test_tail_points_are_the_largest_weights_and_the_fit_runs_through_them(seen, found, dump):
@@ -247,9 +245,9 @@ def test_tail_points_are_the_largest_weights_and_the_fit_runs_through_them(seen,
     assert one.khat.value == dump[1].whole["khat_tokens"].value
     assert one.rank[0] == 1
     assert len(one.rank) <= 60
-    fitted = tails.fit(Tail.of(np.array(logs)))
+    fitted = tails.fit(np.array(logs), len(logs))
     for rank, log in zip(one.rank, one.log_fitted, strict=True):
-        p = 1 - (rank - 0.5) / one.tail
+        p = 1 - (rank - 0.5) / len(fitted.logs)
         quantile = ((1 - p) ** -one.khat.value - 1) / one.khat.value
         want = math.exp(fitted.above) + math.exp(logs[0]) * fitted.scale * quantile
         assert log == pytest.approx(math.log(want), rel=1e-9)
@@ -272,13 +270,6 @@ def test_token_ids_by_their_share_of_k3(seen, found):
         assert one.mean_log_ratio == pytest.approx(mean(x["d"] for x in few), **CLOSE)
     least = next(n for n in range(1, 99) if math.fsum(sums[x] for x in worst[:n]) >= seen.k3 / 2)
     assert types.half == least
-
-
-def test_shares_of_the_gap_add_up(found, dump):
-    metrics, shares = dump[1].whole, found.gap_shares
-    share = metrics["k1"].value / metrics["total.k1"].value
-    assert shares["rollout_old"].value == pytest.approx(share, rel=1e-12)
-    assert sum(one.value for one in shares.values()) == pytest.approx(1.0)
 
 
 def test_evidence_by_lag(seen, found):
@@ -361,7 +352,6 @@ def test_a_dump_without_optional_columns_has_the_other_charts(tmp_path):
 
     assert found.steps is found.lag is found.token_types is None
     assert found.positions.early is None
-    assert found.gap_shares == {}
     assert found.tails
 
 
@@ -382,7 +372,7 @@ def test_crossings_are_the_first_steps_in_a_worse_band(tmp_path):
     levels = {"elevated": 1e-3, "high": 0.015, "severe": 0.1}
     each = [math.cosh(0.01 * 4**step) - 1 for step in range(6)]
     want = [(name, next(step for step in range(6) if each[step] >= bound)) for name, bound in levels.items()]
-    assert [(one.band, one.step) for one in found.crossings if one.metric == "k3"] == want
+    assert [(one.band, one.step) for one in found.crossings] == want
     assert found.positions.late.first_step == want[-1][1]
 
 

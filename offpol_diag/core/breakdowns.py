@@ -281,6 +281,7 @@ def _prefixes(delta: Array, batch: Batch, buckets: Array) -> tuple[Table, Array]
         log Σw, log Σw² and the log of their number, at places T; and the largest log w, [G, TOP].
     """
     grid = np.array(GRID)
+    grid = grid[: np.searchsorted(grid, batch.lengths.max(initial=0), side="right")]
     ends = batch.cu_seqlens[:-1, None] + np.minimum(grid, batch.lengths[:, None])
     cuts = np.concatenate((batch.cu_seqlens[:-1, None], ends), axis=1)
     between = Segments(np.append(cuts, batch.tokens), batch.tokens).sum(delta)  # the last: what lies beyond
@@ -290,7 +291,9 @@ def _prefixes(delta: Array, batch: Batch, buckets: Array) -> tuple[Table, Array]
     x = logs[sequence, at]
     columns = {"w": x, "ww": 2 * x, "many": np.zeros_like(x)}
     table = Table.of(columns, buckets[sequence], grid[at], kind="logs")
-    return table, largest_of(np.where(reached, logs, -np.inf).T, TOP)
+    largest = np.full((len(GRID), TOP), -np.inf)
+    largest[: len(grid)] = largest_of(np.where(reached, logs, -np.inf).T, TOP)
+    return table, largest
 
 
 def curve(state: State, reader: Reader, seed: int) -> list[AtLength]:

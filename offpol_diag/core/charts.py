@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offpol_diag import metrics
-from offpol_diag.core import breakdowns, gap
+from offpol_diag.core import breakdowns, gap, preset_numbers, tails
 from offpol_diag.core.breakdowns import POSITIONS, TOP
 from offpol_diag.core.gap import Drift, Terms
 from offpol_diag.core.intervals import AS_SEEN, Formula, Groups, Reader, mean
 from offpol_diag.core.state import MOST_STEPS, Array, State, Table, largest_of
-from offpol_diag.engine import loglattice, method, tails
-from offpol_diag.engine.tails import ESS_SEQUENCES, ESS_TOKENS, Tail
+from offpol_diag.core.tails import ESS_SEQUENCES, ESS_TOKENS
 from offpol_diag.number import Number, Numbers
 from offpol_diag.presets import Preset
 from offpol_diag.result import (
@@ -80,7 +79,7 @@ def _both_ways(thresholds: Sequence[float]) -> Array:
 
 
 EDGES, SEQUENCE_EDGES = _both_ways(THRESHOLDS), _both_ways(SEQUENCE_THRESHOLDS)
-_SHIFT = np.uint64(loglattice.SHIFT)
+_SHIFT = np.uint64(tails.SHIFT)
 
 
 def _on_lattice(log: float) -> float:
@@ -98,10 +97,10 @@ NOISE_LOGS = tuple(_on_lattice(math.log(q)) for q in NOISE_EDGES)
 @cache
 def _bins() -> tuple[Array, ...]:
     """Return the bin of each code of a float64: rollout and trainer bin of the density, noise, |Δ|; int16."""
-    codes = np.arange(loglattice.CODES, dtype=np.uint64) << _SHIFT
+    codes = np.arange(tails.CODES, dtype=np.uint64) << _SHIFT
     logs = np.nan_to_num(codes.view(np.float64), nan=0.0)
     density, noise = (np.searchsorted(edges, logs, side="left") for edges in (DENSITY_LOGS, NOISE_LOGS))
-    size = (np.arange(loglattice.CODES // 2) >> 1) - (1023 + OCTAVES[0]) * PER_OCTAVE + 1
+    size = (np.arange(tails.CODES // 2) >> 1) - (1023 + OCTAVES[0]) * PER_OCTAVE + 1
     sizes = np.tile(np.clip(size, 0, SIZES - 1), 2)
     return tuple(x.astype(np.int16) for x in (density * BINS, density, noise * SIZES, sizes))
 
@@ -139,14 +138,9 @@ def observe(
     lags = batch.scalars.get("policy_lag", ())
     synced = np.repeat(np.array([lag == 0 for lag in lags], np.int16), batch.lengths if lags else 0)
     counts = _binned(terms, synced) | _between(terms) | _by_sequence(batch.lengths, total)
-    tables, steps = {}, batch.scalars.get("step")
+    tables = _by_step(terms, {**_of_steps(terms, drifts, columns), **rejected}, buckets)
     if batch.token_ids is not None:
         tables["token_ids"] = _by_id(batch.token_ids, terms)
-    if steps is not None and (rows := [i for i, x in enumerate(steps) if type(x) is int and abs(x) < LARGE]):
-        at, of_rows = np.array(rows), np.array([steps[row] for row in rows], np.int64)
-        tables |= _by_step(
-            terms, at, of_rows, {**_of_steps(terms, drifts, columns), **rejected}, total, buckets
-        )
     return State(tables=tables, counts=counts)
 
 
@@ -158,13 +152,13 @@ def _binned(terms: Terms, synced: Array) -> dict[str, Array]:
         and |Δ|, [2 · Q · SIZES]; in_sync, on the lattice.
     """
     first, second, noise, sizes = _bins()
-    of_q, many = loglattice.code(terms.q), (len(NOISE_EDGES) + 1) * SIZES
-    both = first[of_q] + second[loglattice.code(terms.p)]
-    size = noise[of_q] + sizes[loglattice.code(terms.size)]
-    lattice = np.zeros(loglattice.SIZE)
+    of_q, many = tails.code(terms.q), (len(NOISE_EDGES) + 1) * SIZES
+    both = first[of_q] + second[tails.code(terms.p)]
+    size = noise[of_q] + sizes[tails.code(terms.size)]
+    lattice = np.zeros(tails.SIZE)
     if synced.any():
         size += synced * np.int16(many)
-        lattice += np.bincount(loglattice.index(terms.delta), synced, loglattice.SIZE)
+        lattice += np.bincount(tails.index(terms.delta), synced, tails.SIZE)
     counts = {"density": np.bincount(both, minlength=BINS**2), "noise": np.bincount(size, minlength=2 * many)}
     return {name: x.astype(np.float64) for name, x in counts.items()} | {"in_sync": lattice}
 
@@ -246,57 +240,43 @@ def _of_steps(terms: Terms, drifts: Sequence[Drift], columns: Mapping[str, Array
     return found
 
 
-def _by_step(
-    terms: Terms, rows: Array, steps: Array, columns: Mapping[str, Array], total: Array, buckets: Array
-) -> dict[str, Table]:
-    """Sum columns by step, with Σw and Σw² of sequence weights and the largest weights, in groups of steps.
-
-    Args:
-        terms: of the main drift.
-        rows: sequences with a step, [M].
-        steps: theirs, [M].
-        columns: of every sequence, [S].
-        total: ΣΔ of every sequence, [S].
-        buckets: of every sequence, [S].
-    """
-    batch, width = terms.batch, 1
-    while len(np.unique(steps // width)) > MOST_STEPS:
+def _by_step(terms: Terms, columns: Mapping[str, Array], buckets: Array) -> dict[str, Table]:
+    """Sum columns [S] in groups of steps, with Σw and Σw² of sequence weights and the largest Δ of tokens."""
+    batch, delta, total = terms.batch, terms.delta, columns[f"{terms.drift.prefix}d"]
+    given = batch.scalars.get("step", ())
+    steps = np.array([x if type(x) is int and abs(x) < LARGE else LARGE for x in given], np.int64)
+    rows, width = np.flatnonzero(steps < LARGE), 1
+    if not len(rows):
+        return {}
+    while len(np.unique(steps[rows] // width)) > MOST_STEPS:
         width *= 2
-    places, bound = steps // width * width, dict[str, Any](most=MOST_STEPS, width=width)
+    steps = steps // width * width
+    of_tokens, labels = np.repeat(steps, batch.lengths), np.unique(steps[rows])
+    if (of_tokens[1:] < of_tokens[:-1]).any():
+        order = np.argsort(of_tokens, kind="stable")
+        delta, of_tokens = delta[order], of_tokens[order]
+    ends = np.searchsorted(of_tokens, np.append(labels, LARGE))
+    tops = np.stack([largest_of(delta[a:b], TOP) for a, b in pairwise(ends)], axis=1)
     logs = np.where(batch.lengths > 0, total, -np.inf)[rows]
-    own = buckets[rows]
-    labels, which = np.unique(places, return_inverse=True)
-    group = np.full(batch.sequences, len(labels), np.int16)
-    group[rows] = which
-    tops = {"tokens": _tops(terms.delta, np.repeat(group, batch.lengths), len(labels))}
-    tops["sequences"] = _tops(logs, which.astype(np.int16), len(labels))
+    own, bound = (buckets[rows], steps[rows]), dict[str, Any](most=MOST_STEPS, width=width)
     return {
-        "by_step": Table.of({name: x[rows] for name, x in columns.items()}, own, places, **bound),
-        "by_step.products": Table.of({"w": logs, "ww": 2 * logs}, own, places, kind="logs", **bound),
-        **{f"by_step.{over}": Table.best(top, labels, **bound) for over, top in tops.items()},
+        "by_step": Table.of({name: x[rows] for name, x in columns.items()}, *own, **bound),
+        "by_step.products": Table.of({"w": logs, "ww": 2 * logs}, *own, kind="logs", **bound),
+        "by_step.largest": Table.best(tops, labels, **bound),
     }
-
-
-def _tops(x: Array, codes: Array, many: int) -> Array:
-    """Return the largest x [N] of each code, [TOP, many]; codes from `many` on are left out."""
-    if (codes[1:] < codes[:-1]).any():  # else they are in order
-        order = np.argsort(codes, kind="stable")
-        x, codes = x[order], codes[order]
-    parts = np.split(x, np.searchsorted(codes, np.arange(1, many + 1)))[:many]
-    return np.stack([largest_of(part, TOP) for part in parts], axis=1)
 
 
 # ---------------------------------------------------------------- reading
 
 
 class Group(NamedTuple):
-    """A group of steps: its ends, sums, log Σw and log Σw² of sequences, the largest weights."""
+    """A group of steps: its ends, sums, the ESS of sequence weights [1+B], and the largest Δ."""
 
     first: int
     last: int
     reader: Reader
-    products: Mapping[str, Array]
-    largest: Mapping[str, Array]
+    ess: Array
+    largest: Array
 
 
 @dataclass(frozen=True)
@@ -307,7 +287,6 @@ class Drawn:
         drifts: those of the dump, the main one first.
         families: presets of which the tokens rejected are shown by step.
         reader: sums of the whole dump.
-        largest: the largest log-weights of tokens and of sequences.
         result: what was read before.
     """
 
@@ -316,7 +295,6 @@ class Drawn:
     drifts: Sequence[Drift]
     families: Sequence[Preset]
     reader: Reader
-    largest: Mapping[str, Array]
     result: Result
 
     @property
@@ -335,13 +313,13 @@ class Drawn:
         tables = self.state.tables
         if "by_step" not in tables:
             return []
-        own, tokens, sequences = (tables[f"by_step{one}"] for one in ("", ".tokens", ".sequences"))
-        found, of_products = [], tables["by_step.products"].by_place()
-        for at, (first, sums) in enumerate(own.by_place().items()):
+        found, products = [], tables["by_step.products"].by_place()
+        for at, (first, sums) in enumerate(tables["by_step"].by_place().items()):
             reader = Reader.of(sums, self.seed, self.among(sums.sums()["sequences"]))
-            logs = of_products[first].drawn(self.seed)
-            tops = {"tokens": tokens.values[:, at], "sequences": sequences.values[:, at]}
-            found.append(Group(first, first + own.width - 1, reader, logs, tops))
+            logs = products[first].drawn(self.seed)
+            ess = np.exp(2 * logs["w"] - logs["ww"]) / reader.drawn["sequences"]
+            top = tables["by_step.largest"].values[:, at]
+            found.append(Group(first, first + sums.width - 1, reader, ess, top))
         return found
 
     def among(self, sequences: float) -> int:
@@ -364,7 +342,6 @@ def charts_of(drawn: Drawn) -> Charts:
     return Charts(
         crossings=crossings,
         steps=steps,
-        gap_shares=gap_shares(drawn),
         less=drawn.corner(tokens[:under].sum(), k3[:under].sum()),
         more=drawn.corner(tokens[over:].sum(), k3[over:].sum()),
         density=Density(edges=_probabilities(DENSITY_LOGS), counts=density.tolist()),
@@ -413,7 +390,7 @@ _PLAIN = {
     "lag": Formula("policy_lag", "updates", "sequences", "mean policy lag", mean("lag", "lagged"), AS_SEEN),
 }
 """Column → the number that it gives, of dumps that have it."""
-_REJECTED = next(row for row in method.ROWS if row.name == "tokens_rejected")
+_REJECTED = next(row for row in preset_numbers.ROWS if row.name == "tokens_rejected")
 
 
 def _steps(drawn: Drawn) -> BySteps | None:
@@ -432,26 +409,26 @@ def _steps(drawn: Drawn) -> BySteps | None:
 
 def _of_step(drawn: Drawn, group: Group) -> Numbers:
     """Read the numbers of a group of steps."""
-    reader, logs, prefix = group.reader, group.products, drawn.prefix
+    reader, prefix = group.reader, drawn.prefix
     rows = [(row.name, row, prefix) for row in _OF_STEPS]
     rows += [(row.name, row, "") for column, row in _PLAIN.items() if column in reader.drawn]
     rows += [
         (drift.prefix + name, row, drift.prefix) for drift in drawn.drifts[1:] for name, row in _KL.items()
     ]
     for preset in drawn.families:
-        read = method.row_of(_REJECTED, method.idle(preset))
+        read = replace(_REJECTED, counts=_REJECTED.name not in preset_numbers.idle(preset))
         rows.append((f"{preset.name}.{_REJECTED.name}", read, f"{preset.name}|"))
     values = [row.of(partial(reader.column, prefix=own)) for _, row, own in rows]
     rows.append((ESS_SEQUENCES.name, ESS_SEQUENCES, ""))
-    values.append(np.exp(2 * logs["w"] - logs["ww"]) / reader.drawn["sequences"])
+    values.append(group.ess)
     names, formulas, _ = zip(*rows, strict=True)
     result = dict(zip(names, reader.wrapped(formulas, np.stack(values)), strict=True))
-    return result | {f"khat_{over}": _khat(reader.drawn[over][0], top) for over, top in group.largest.items()}
+    return result | {"khat_tokens": _khat(reader.drawn["tokens"][0], group.largest)}
 
 
 def _khat(n: float, kept: Array) -> Number:
     """Return k̂ of n log-weights, of which the largest are known; -inf is no weight."""
-    fitted = tails.fit(Tail.read(kept, n))
+    fitted = tails.fit(kept, int(n))
     return Number(value=None) if fitted is None else _estimate(fitted)
 
 
@@ -461,30 +438,16 @@ def _estimate(fitted: tails.Fit) -> Number:
 
 
 def _crossings(steps: BySteps) -> Iterator[Crossing]:
-    """Yield the first step at which a number is in a band worse than at all steps before, band by band."""
-    for metric, rows in metrics.BANDS.items():
-        worst = -1
-        for first, value in zip(steps.first, steps.series[metric].values, strict=True):
-            row = metrics.band(metric, Number(value=value))
-            at = worst if row is None else rows.index(row)
-            for worse in rows[worst + 1 : at + 1] if worst >= 0 else ():
-                bound = metrics.start(worse)
-                assert bound is not None  # only the best band begins nowhere
-                yield Crossing(metric=metric, band=worse.name, bound=bound, step=first)
-            worst = max(at, worst)
-
-
-def gap_shares(drawn: Drawn) -> dict[str, Number]:
-    """Read out which share of K1 from rollout to current each of the two drifts has."""
-    if len(drawn.drifts) < 3:
-        return {}
-    shares = {"rollout_old": "d", "old_current": "drift2.d"}
-    values = {name: drawn.reader.drawn[own] / drawn.reader.drawn["total.d"] for name, own in shares.items()}
-    known = {name: _finite(float(x[0])) for name, x in values.items()}
-    return {
-        name: Number(value=value, interval=None if value is None else drawn.reader.around(values[name]))
-        for name, value in known.items()
-    }
+    """Yield the first step at which K3 is in a band worse than at all steps before, band by band."""
+    worst, rows = -1, metrics.BANDS["k3"]
+    for first, value in zip(steps.first, steps.series["k3"].values, strict=True):
+        row = metrics.band("k3", Number(value=value))
+        at = worst if row is None else rows.index(row)
+        for worse in rows[worst + 1 : at + 1] if worst >= 0 else ():
+            bound = metrics.start(worse)
+            assert bound is not None  # only the best band begins nowhere
+            yield Crossing(band=worse.name, bound=bound, step=first)
+        worst = max(at, worst)
 
 
 # ---------------------------------------------------------------- bins of tokens
@@ -525,7 +488,7 @@ def in_sync(drawn: Drawn, edges: Sequence[float]) -> list[int]:
     if not drawn.synced:
         return []
     below = np.concatenate(([0.0], np.cumsum(drawn.state.counts["in_sync"])))
-    cuts = [0, *np.searchsorted(loglattice.edges(), edges[1:-1]), loglattice.SIZE]
+    cuts = [0, *np.searchsorted(tails.edges(), edges[1:-1]), tails.SIZE]
     return [round(count) for count in np.diff(below[cuts]).tolist()]
 
 
@@ -580,9 +543,9 @@ def positions(drawn: Drawn, crossings: Sequence[Crossing]) -> Positions | None:
     if len(groups) < 2:
         return result
     at, why = (len(groups) + 1) // 2, "first and second half of the steps"
-    for one in [one for one in crossings if one.metric == "k3" and one.step > groups[0].first][-1:]:
-        at = [group.first for group in groups].index(one.step)
-        why = f"K3 passes {one.bound:g} at step {one.step}"
+    if crossings and crossings[-1].step > groups[0].first:
+        at = [group.first for group in groups].index(crossings[-1].step)
+        why = f"K3 passes {crossings[-1].bound:g} at step {crossings[-1].step}"
     early, late = (_of_groups(drawn, some, len(labels)) for some in (groups[:at], groups[at:]))
     return result.model_copy(update={"early": early, "late": late, "split": why})
 
@@ -617,21 +580,20 @@ def _tails(drawn: Drawn) -> dict[str, ParetoTail]:
     """Read the largest weights of tokens and sequences, and the tails fitted to them."""
     found = {}
     for over in ("tokens", "sequences"):
-        tail = Tail.read(drawn.largest[over], drawn.reader.drawn[over][0])
-        fitted = tails.fit(tail)
+        top, n = drawn.state.largest[f"{drawn.prefix}tail.{over}"], int(drawn.reader.drawn[over][0])
+        fitted = tails.fit(top, n)
         if fitted is None:
             continue
-        k, top, size = fitted.k, tail.kept, len(fitted.logs)
-        last, largest = min(size, len(top)), float(top[0])
+        k, size = fitted.k, len(fitted.logs)
+        last, largest = min(size, int((top > -np.inf).sum())), float(top[0])
         ranks = sorted({round(last ** (i / (POINTS - 1))) for i in range(POINTS)})
         log = np.log((np.array(ranks) - 0.5) / size)  # of the share beyond
         beyond = np.expm1(-k * log) / k if k else -log
         logs = largest + np.log(math.exp(fitted.above - largest) + fitted.scale * beyond)
         found[drawn.prefix + over] = ParetoTail(
-            weights=tail.n,
-            tail=size,
+            weights=n,
             khat=_estimate(fitted),
-            limit=tails.limit(tail.n),
+            limit=tails.limit(n),
             rank=ranks,
             log_weight=[float(top[rank - 1]) for rank in ranks],
             log_fitted=[_finite(x) for x in logs.tolist()],

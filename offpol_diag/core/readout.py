@@ -157,11 +157,8 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
         worst=kept_rows.worst(tally.state),
         run=run,
     )
-    largest = {
-        over: tally.whole.largest[f"{study.main.prefix}tail.{over}"] for over in ("tokens", "sequences")
-    }
-    given = study.drifts, study.families, out.reader, largest
-    drawn = charts.Drawn(tally.state, study.seed, *given, result)
+    state = replace(tally.state, largest=tally.state.largest | tally.whole.largest)
+    drawn = charts.Drawn(state, study.seed, study.drifts, study.families, out.reader, result)
     main = result.histograms[f"{study.main.prefix}log_ratio"]
     main.in_sync = charts.in_sync(drawn, main.edges)
     result.lengths = charts.lengths(drawn)

@@ -76,7 +76,15 @@ def draws(buckets: Array, seed: int, replicates: int = REPLICATES) -> Array:
     lanes = mix(counters + mix(np.array([seed % 2**64], np.uint64)))
     words = mix(mix(buckets + np.uint64(1))[:, None] ^ lanes)
     uniform = words.astype("<u8", copy=False).view("<u4")[:, :replicates]  # two draws of 64 bits
-    return np.searchsorted(_poisson_steps(), uniform, side="right").astype(np.float64)
+    reached = np.zeros(uniform.shape, np.uint8)
+    for step in _poisson_steps():  # a few comparisons take a third of the time of a search
+        reached += uniform >= step
+    return reached.astype(np.float64)
+
+
+@lru_cache(maxsize=2)
+def _of_all_buckets(seed: int) -> Array:
+    return draws(np.arange(BUCKETS, dtype=np.uint64), seed)
 
 
 @lru_cache(maxsize=1)
@@ -180,15 +188,20 @@ class Table:
 
     def _merged(self) -> Table:
         """Merge rows of equal place and bucket, in their order, within the bound on places."""
-        labels, codes = np.unique(self.places, return_inverse=True)
-        if self.most and len(labels) > self.most + (self.width == 0 and OTHERS in labels):
-            return self._wider(2 * self.width) if self.width else self._with_others(labels)
-        order, values, buckets = np.lexsort((self.buckets, codes)), self.values, self.buckets
+        places, buckets, values = self.places, self.buckets, self.values
+        codes, texts = places, places.dtype == object
+        if texts:  # which are slow to compare
+            code = {label: at for at, label in enumerate(sorted(set(places.tolist())))}
+            codes = np.array([code[label] for label in places.tolist()], np.int64)
+        order = np.lexsort((buckets, codes))
         if (order[1:] < order[:-1]).any():
-            codes, buckets, values = codes[order], buckets[order], values[:, order]
-        starts = np.ones(len(order), np.bool_)
-        starts[1:] = (codes[1:] != codes[:-1]) | (buckets[1:] != buckets[:-1])
-        at = np.flatnonzero(starts)
+            places, codes, buckets, values = places[order], codes[order], buckets[order], values[:, order]
+        new = np.ones(len(codes), np.bool_)
+        new[1:] = codes[1:] != codes[:-1]
+        if self.most and np.count_nonzero(new) > self.most + (texts and OTHERS in code):
+            return self._wider(2 * self.width) if self.width else self._with_others()
+        new[1:] |= buckets[1:] != buckets[:-1]
+        at = np.flatnonzero(new)
         if len(at) < len(order):
             match self.kind:
                 case "sums":
@@ -198,14 +211,15 @@ class Table:
                 case "largest":
                     each = np.split(values, at[1:], axis=1)
                     values = np.stack([largest_of(x.flatten(), len(x)) for x in each], axis=1)
-        return replace(self, places=labels[codes[at]], buckets=buckets[at], values=values)
+        return replace(self, places=places[at], buckets=buckets[at], values=values)
 
     def _wider(self, width: int) -> Table:
         return replace(self, places=self.places // width * width, width=width)._merged()
 
-    def _with_others(self, labels: Array) -> Table:
-        kept = set(retained(labels.tolist(), self.most))
-        places = [label if label in kept else OTHERS for label in self.places.tolist()]
+    def _with_others(self) -> Table:
+        labels = self.places.tolist()
+        kept = set(retained(set(labels), self.most))
+        places = [label if label in kept else OTHERS for label in labels]
         return replace(self, places=np.array(places, object))._merged()
 
     # ------------------------------------------------------------ reading
@@ -251,7 +265,9 @@ class Table:
         result: Array = values.sum(axis=1, keepdims=True)
         if seed is not None:
             distinct, at = np.unique(self.buckets, return_inverse=True)
-            result = np.concatenate((result, values @ draws(distinct, seed)[at]), axis=1)
+            folded = bool((distinct < BUCKETS).all())
+            drawn = _of_all_buckets(seed)[distinct] if folded else draws(distinct, seed)
+            result = np.concatenate((result, values @ drawn[at]), axis=1)
         if self.kind == "logs":
             with np.errstate(divide="ignore"):
                 result = np.log(result) + top

@@ -100,7 +100,7 @@ def _by_step(summary: Result) -> Picture | None:
     )
     reward = steps.series.get("reward")
     hollow = [(one or 0) > 0.7 for one in khat.values] if khat else []
-    worst = next((one for one in summary.charts.crossings[::-1] if one.metric == f"{drift}k3"), None)
+    worst = next(iter(summary.charts.crossings[::-1]), None)
     uprights = ((float(worst.step), ""),) if worst else ()
     by_step = partial(Panel, "training step", uprights=uprights)
     layer = _curve("", x, k3, "blue")
@@ -187,12 +187,10 @@ def _drifts(summary: Result) -> Picture | None:
         )
         axis = "K1 by step, stacked: blue before, orange within the step"
         panels.append(Panel("training step", axis, stacked, names=[*map(str, steps.first)]))
-    before, within = (
-        one.value if (one := summary.charts.gap_shares.get(name)) else None
-        for name in ("rollout_old", "old_current")
-    )
+    whole = found["total."].value or 0.0
+    before, within = ((found[prefix].value or 0.0) / whole if whole else -1.0 for prefix in ("", "drift2."))
     title = "The gap between each pair of policies: K1 adds up, K3 does not"
-    telling = before is not None and within is not None and 0 <= before <= 1
+    telling = 0 <= before <= 1 and len(known) == len(COLOURS)
     if telling:
         title = (
             f"{rounded(before, 'share')} of the gap is there before the first update (rollout → old); "

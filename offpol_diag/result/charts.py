@@ -64,7 +64,7 @@ class BySteps(Points):
     sequences: list[Whole]
     series: dict[str, Series] = Field(
         description="k1, k3, mean_ratio, ess_tokens, ess_sequences, chi2_token, chi2_sequence, ppl_ratio, "
-        "khat_tokens, khat_sequences, reward, policy_lag, f_2; k1, k3 also with drift2. and total.; "
+        "khat_tokens, reward, policy_lag, f_2; k1, k3 also with drift2. and total.; "
         "METHOD.tokens_rejected of methods that may be recommended; [G] each"
     )
 
@@ -157,12 +157,11 @@ class ParetoTail(Points):
     """The largest importance weights, and the generalised Pareto distribution fitted to them."""
 
     weights: Whole = Field(description="n, weights in all")
-    tail: Whole = Field(description="M, weights in the fitted tail")
     khat: Number = Field(description="interval: k̂ ± 1.96 (1 + k̂)/√M, weights taken as independent")
     limit: float = Field(description="k̂ above which means of the weights are unreliable at this n")
     rank: list[Whole] = Field(description="1 is the largest weight; at most 60 ranks, dense at the top")
     log_weight: list[float] = Field(description="the weight of that rank, as logged, nats")
-    log_fitted: list[float | None] = Field(description="the same by the fit: quantile 1 − (rank − ½)/M")
+    log_fitted: list[float | None] = Field(description="by the fit to M weights: quantile 1 − (rank − ½)/M")
 
 
 class TokenType(NamedTuple):
@@ -200,9 +199,8 @@ class LagEvidence(Model):
 
 
 class Crossing(NamedTuple):
-    """The first step from which on a number is in a worse band, for all that follows or at least once."""
+    """The first step from which on K3 is in a worse band, for all that follows or at least once."""
 
-    metric: str
     band: str
     bound: float
     step: int
@@ -216,10 +214,9 @@ class Charts(Model):
         description="published K3 of runs without a known fault that record the same",
     )
     crossings: Annotated[list[Crossing], Columns(Crossing)] = Field(
-        [], description="steps at which a number first enters a worse band"
+        [], description="steps at which K3 first enters a worse band"
     )
     steps: BySteps | None = None
-    gap_shares: dict[str, Number] = Field({}, description="rollout_old, old_current: K1 over that of total")
     less: Corner | None = Field(None, description="r below ½: less likely under the trainer")
     more: Corner | None = Field(None, description="r of at least 2: more likely under the trainer")
     density: Density | None = None
