@@ -45,12 +45,13 @@ class Found:
 
 @dataclass
 class Converted:
-    """A canonical dump made of other files; `tokens` include masked ones."""
+    """A canonical dump made of other files; `tokens` include masked ones, `dropped` have no others."""
 
     path: Path
     notes: list[str] = field(default_factory=list)
     sequences: int = 0
     tokens: int = 0
+    dropped: int = 0
 
 
 def form_of(sources: Sequence[str], columns: Mapping[str, str]) -> Found | None:
@@ -161,14 +162,12 @@ def _convert(found: Found, made: Converted, columns: Mapping[str, str]) -> None:
     made.notes.append(f"{shown} read as {f'{form.trainer} ({form.name})' if form.trainer else form.name}")
     assert form.rows is not None
     said = {"form": form.name, "versions": {}} | ({"trainer": form.trainer} if form.trainer else {})
-    rows = _unchanged(form.rows(files, columns), files)
-    dropped = [0]
-    _put(_tables(rows, form, dropped), made, stamped(said))
+    _put(_tables(_unchanged(form.rows(files, columns), files), form, made), made, stamped(said))
     if not made.sequences:
         raise DumpError(f"{shown}: no sequence that counts is in it", "check that its writer was closed")
     made.notes += [f"{folder} has no file {marker} and is left out" for folder in left]
-    if dropped[0]:
-        made.notes.append(f"{dropped[0]} sequences without a token that counts are left out")
+    if made.dropped:
+        made.notes.append(f"{made.dropped} sequences without a token that counts are left out")
 
 
 def _unchanged(rows: Rows, files: Sequence[Path]) -> Rows:
@@ -211,7 +210,7 @@ def _put(tables: Iterator[pa.Table], made: Converted, said: bytes) -> None:
 # ---------------------------------------------------------------- rows → tables
 
 
-def _tables(rows: Rows, form: Form, dropped: list[int]) -> Iterator[pa.Table]:
+def _tables(rows: Rows, form: Form, made: Converted) -> Iterator[pa.Table]:
     """Yield rows as tables of `GROUP` tokens, and count those without a token that counts.
 
     The first row says which token columns there are, the first table which others, and of what type.
@@ -221,7 +220,7 @@ def _tables(rows: Rows, form: Form, dropped: list[int]) -> Iterator[pa.Table]:
     held, size = list[tuple[str, Row]](), 0
     for where, row in rows:
         if row is None or len(row.get(ROLLOUT, (1,))) == 0:
-            dropped[0] += 1
+            made.dropped += 1
             continue
         absent = {"rollout": ROLLOUT not in row, "old": not row.keys() & {OLD, CURRENT}}
         if any(absent.values()):

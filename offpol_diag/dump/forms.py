@@ -177,9 +177,8 @@ def prime_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
 def json_lines(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
     """One object per sequence, a list per token column, under names that trainers give."""
     for where, one in (record for path in files for record in records(path)):
-        found = {
-            name: x for name, x in schema.assigned(list(one), columns, where).items() if one[x] is not None
-        }
+        assigned = schema.assigned(list(one), columns, where)
+        found = {name: field for name, field in assigned.items() if one[field] is not None}
         row: Row = {}
         with explained(where, "a writer of numbers"):
             for name, field in found.items():
@@ -207,13 +206,7 @@ def _in_name(path: Path, pattern: str) -> int:
 
 # ---------------------------------------------------------------- slime, miles
 
-SLIME = {
-    "log_probs": OLD,
-    "loss_masks": MASK,
-    ROLLOUT: ROLLOUT,
-    "advantages": "advantages",
-    "entropy": "entropy",
-}
+SLIME = {"log_probs": OLD, "loss_masks": MASK} | {x: x for x in (ROLLOUT, "advantages", "entropy")}
 """Their columns → ours; of all but the mask a context-parallel rank holds its slice."""
 
 
@@ -355,7 +348,8 @@ def skyrl(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
             rollout, old = data["rollout_logprobs"], data["action_log_probs"]
             mask[:, -1] &= ~((rollout[:, -1] == 0) & (old[:, -1] < APPENDED))
             parts = (state.get("metadata") or {}).get("policy_prompt_boundaries") or []
-            groups = {row: group for group, part in enumerate(parts) for row in range(*part)}
+            cut = ((max(first, 0), min(last, len(mask))) for first, last in parts)
+            groups = {row: group for group, part in enumerate(cut) for row in range(*part)}
             begins = (data["response_mask" if "response_mask" in data else "loss_mask"] != 0).argmax(1)
             for i, begin in enumerate(begins):
                 row: Row = {
@@ -409,9 +403,14 @@ SAFE = re.compile(
 """Names that stand for themselves: they make plain values and arrays, and do nothing else."""
 
 
+REPEATED = 1 << 24
+"""Most numbers of a tensor that repeats those of its storage."""
+
+
 def _tensor(flat: Array, offset: int, size: Any, stride: Any, *_: object) -> Array:
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-    if min(offset, *size, *stride, 0) < 0 or (math.prod(size) and last >= len(flat)):
+    many = math.prod(size)
+    if min(offset, *size, *stride, 0) < 0 or (many and last >= len(flat)) or many > max(len(flat), REPEATED):
         raise ValueError("a tensor lies outside of its storage")
     steps = tuple(step * flat.itemsize for step in stride)
     return np.lib.stride_tricks.as_strided(flat[offset:], tuple(size), steps, writeable=False)
