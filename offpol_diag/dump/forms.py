@@ -115,6 +115,8 @@ def whole(mask: Any, tokens: Any, **columns: Any) -> Row | None:
     n = len(counts)
     first, last = int(counts.argmax()), n - int(counts[::-1].argmax())
     ids = numbers(tokens, "token_ids")[:n].copy()
+    if len(ids) and ids.dtype.kind == "f":
+        raise ValueError("token_ids holds a number that is not whole")
     row = {x: numbers(one, x)[:n][first:last].copy() for x, one in columns.items() if one is not None}
     row |= {MASK: counts[first:last].astype(np.int8), "token_ids": ids[first:last]}
     group = blake2b(ids[:first].astype(np.int64).tobytes(), digest_size=8).hexdigest()
