@@ -288,22 +288,22 @@ def rescore(
 @signed(requests.Check)
 def check(
     what: Any,
-    logged: File | Sequence[File],
     *,
+    logged: File | Sequence[File] | None = None,
     trainer: str | None = None,
-    preset: str | None = None,
+    presets: Presets | None = None,
     preset_file: File | None = None,
-    **how: Unpack[Reads],
+    **how: Unpack[Computes],
 ) -> Checked:
-    """Compare the metrics that a trainer logged with what its dump says that they are.
+    """Compute what a trainer logs of a dump, step by step, and lay its own curves beside it.
 
     Args:
         what: the dump.
-        logged: curves by step: CSV, JSONL or Parquet, as W&B exports them.
-        trainer: who logged them; by default found by the dump's provenance or the names of the curves.
-        preset: the correction that ran; by default the trainer's that reproduces the most metrics.
+        logged: curves by step: CSV, JSONL or Parquet, as W&B exports them; none: numbers alone.
+        trainer: who logs, verl also of a generation (`verl@2025-11`); by default what the metadata say.
+        presets: corrections that may have run; by default the recommended one and the trainer's default.
         preset_file: see `analyze`.
-        **how: `columns`, `on_bad_row`; see `analyze`.
+        **how: see `analyze`.
     """
     request = _asked(requests.Check, locals())
     with sources(what) as (paths, _):

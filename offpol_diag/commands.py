@@ -5,6 +5,7 @@ Functions take the paths that are read, the request, and a function that is told
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,15 +110,52 @@ def _nothing_to_compare(
 
 
 def check(paths: Sequence[str], request: requests.Check, say: Say = silent) -> Checked:
-    """Compare the metrics that a trainer logged with what its dump says that they are."""
-    if not request.logged:
-        raise UsageError("check needs the trainer's curves", "offpol-diag check DUMP --logged history.jsonl")
-    from offpol_diag.check.curves import read
-    from offpol_diag.check.verdict import check as checked
+    """Compute what a trainer logs of a dump, and lay its own curves beside it where they are given."""
+    from offpol_diag.check import checked, curves, numbers
+    from offpol_diag.trainers import DEFAULTS
 
-    known, trainer, curves = catalogue(request, say), trainer_of(request), read(request.logged)
-    found = checked(opened(paths, request), curves, known, trainer, request.preset)
-    return found.model_copy(update={"logged": [str(one) for one in request.logged]})
+    known, asked, logged = catalogue(request), presets_of(request, say), curves(request.logged or ())
+    dump = opened(paths, request)
+    trainer, generation = _who_logs(request, dump)
+    if not asked:
+        summary = advised(
+            examined(opened(paths, request), request, usual(dump, request, trainer), say), "check"
+        )
+        best = summary.recommendation.method if summary.recommendation else None
+        asked = tuple(
+            known[name] for name in dict.fromkeys((best or "recompute", *DEFAULTS.get(trainer, ())[:1]))
+        )
+    found = numbers(dump, asked, trainer, generation)
+    if not found:
+        lacks = dict.fromkeys(column for preset in asked for column in preset.lacking(dump.info.columns))
+        raise UsageError(
+            f"the dump has no {' and no '.join(lacks) or 'token'}",
+            "log it, or name other presets with --presets",
+        )
+    name = f"{trainer}@{generation}" if trainer == "verl" else trainer
+    files = {"dump": list(dump.info.files), "logged": [str(one) for one in request.logged or ()]}
+    return checked(found, logged, name).model_copy(update=files)
+
+
+def _who_logs(request: requests.Check, dump: Dump) -> tuple[str, str]:
+    """Return the trainer, and a generation of verl: as asked, else the metadata's, else the newest."""
+    from offpol_diag.trainers import named_in, trainer_named
+    from offpol_diag.trainers.logged import GENERATIONS, TRAINERS
+
+    given, _, generation = (request.trainer or named_in(dump.info.provenance)).partition("@")
+    with request.judged("trainer"):
+        if not given:
+            raise UsageError("who logged is not said", f"name the trainer, {', '.join(TRAINERS)}")
+        trainer = trainer_named(given)
+        if trainer not in TRAINERS:
+            raise UsageError(f"what {trainer} logs is not known", f"name one of {', '.join(TRAINERS)}")
+        if generation and (trainer != "verl" or generation not in GENERATIONS):
+            known = ", ".join(f"verl@{one}" for one in GENERATIONS)
+            raise UsageError(f"{trainer} has no generation {generation!r}", f"there are {known}")
+    versions = dump.info.provenance.get("versions")
+    ran = versions.get("verl", "") if isinstance(versions, dict) else ""
+    parts = tuple(int(part) for part in re.findall(r"\d+", str(ran))[:3]) or (99,)
+    return trainer, generation or next(one for one, since in GENERATIONS.items() if parts >= since)
 
 
 def sweep(paths: Sequence[str], request: requests.Sweep, say: Say = silent) -> Result:
@@ -266,7 +304,7 @@ def catalogue(request: Request, say: Say = silent) -> Catalogue:
     return found
 
 
-def presets_of(request: requests.Analyze | requests.Compare, say: Say) -> tuple[Preset, ...]:
+def presets_of(request: requests.Analyze | requests.Compare | requests.Check, say: Say) -> tuple[Preset, ...]:
     """Return the presets that a request names; none where it names none."""
     from offpol_diag.presets.catalogue import chosen
 

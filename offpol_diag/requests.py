@@ -198,15 +198,16 @@ class Gate(Written, OwnPresets, Computed):
     """Write the verdicts as JUnit XML; - is stdout."""
 
 
-class Check(Written, OwnPresets, ReadDump):
+class Check(Written, OwnPresets, Computed):
     """What `check` is asked."""
 
-    logged: Files = opt((), "FILE", READ, many=True)
+    logged: Files | None = opt(None, "FILE", READ, many=True)
     """The trainer's curves by step: CSV, JSONL or Parquet, as W&B exports them; may be repeated."""
-    trainer: str | None = opt(None, "NAME", READ)
-    """Who logged them; found by provenance or by the names, where it is left out."""
-    preset: str | None = opt(None, "NAME", READ)
-    """The correction that ran; left out, the trainer's that reproduces the most metrics."""
+    trainer: str | None = opt(None, "TRAINER", READ, "--for", env=True)
+    """Who logs: verl (verl@2025-10, @2025-11, @2026-01, @2026-03), trl, slime, …; left out, what the dump's
+    metadata say."""
+    presets: Any = opt(None, "NAME,NAME", READ)
+    """The corrections that may have run; left out, the recommended one and the trainer's own default."""
     strict: bool = opt(False, only=SHELL)
     """Exit with 1 where a metric differs."""
 

@@ -1,271 +1,236 @@
-"""`check`: curves of independent restatements of three trainers, with and without planted differences."""
+"""`check`: what a trainer logs of each step of a dump, and curves with planted differences beside it."""
 
 import json
-from functools import partial
-from importlib import import_module
+import math
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-import verl_reference
 from typer.testing import CliRunner
 
 import offpol_diag
-from offpol_diag.check import curves
-from offpol_diag.check.verdict import same
+from offpol_diag.check import by_step, curve_of, curves
 from offpol_diag.cli import app
+from offpol_diag.dump.batch import joined
+from offpol_diag.dump.read import open_dump
 from offpol_diag.errors import UsageError
-from offpol_diag.report.check import not_finite, notes
-from tests.trainers import logged_hub, logged_slime
-from tests.trainers.padded import padded
-from tests.trainers.samples import samples
+from offpol_diag.presets.catalogue import load
+from offpol_diag.trainers.logged import LOGS, log_of, steps_of
 
-SAMPLE = Path(__file__).parents[1] / "sample_data" / "collapse.parquet"
-STEPS, ROWS, START = 4, 24, 3
-
-
-def verl(rows, bound=2.0, level="token"):
-    names = ("response_mask", "old_log_probs", "rollout_log_probs", "current_log_probs")
-    columns = {name: [row[name] for row in rows] for name in names}
-    config = {
-        "rollout_is": level,
-        "rollout_is_threshold": bound,
-        "rollout_is_batch_normalize": False,
-    }
-    return verl_reference.run("2025-11", columns, config).metrics
-
-
-def trl(rows, bound=3.0, mode="token_truncate"):
-    return logged_hub.trl(padded(rows), mode=mode, clip_max=bound)
-
-
-def slime(rows, bound=2.0):
-    return logged_slime.tis(samples(rows), tis_clip=bound)
-
-
-TRAINERS = {
-    "verl": (verl, "token_is", "rollout_corr/k3_kl", "rollout_corr/rollout_is_ratio_fraction_high"),
-    "trl": (
-        trl,
-        "token_is@3",
-        "sampling/sampling_logp_difference/mean",
-        "sampling/importance_sampling_ratio/mean",
-    ),
-    "slime": (slime, "token_is", "train/train_rollout_logprob_abs_diff", "train/tis_clipfrac"),
-}
-"""Restatement, its preset, and a metric of the gap and one of the weight."""
+SAMPLE = Path(__file__).parents[1] / "sample_data" / "stale.parquet"
+STEPS = [3, 4, 5, 6]
+NAME = "rollout_corr/k3_kl"
 
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory):
-    """Write a dump of four steps; return it with its rows by step, 24 each, masked in places."""
+    """Write a dump of four steps, the rows of the first two in turn."""
     table = pq.read_table(SAMPLE)
-    rows = table.to_pylist()
-    steps = {step: [row for row in rows if row["step"] == START + step][:ROWS] for step in range(STEPS)}
-    for some in steps.values():
-        for i, row in enumerate(some):  # masked tokens whose log-probs differ, and unequal lengths
-            mask = row["response_mask"]
-            row["response_mask"] = [int(m and (t + i) % (i % 5 + 2) > 0) for t, m in enumerate(mask)]
-            row["rollout_log_probs"] = [
-                x - 0.01 * (i % 7 + 1) * (t % 3) - 0.9 * (t % 97 == 0) - 0.6 * (t % 89 == 1)
-                for t, x in enumerate(row["rollout_log_probs"])
-            ]
+    rows = [row for row in table.to_pylist() if row["step"] in STEPS]
+    rows.sort(key=lambda row: row["step"] > 4)
     file = tmp_path_factory.mktemp("check") / "dump.parquet"
-    kept = [row for step in steps.values() for row in step]
-    pq.write_table(pa.Table.from_pylist(kept, schema=table.schema), file)
-    read = pq.read_table(file).to_pylist()  # as float32 rounds them
-    return file, {s + START: [r for r in read if r["step"] == s + START] for s in range(STEPS)}
-
-
-def reversed_ratio(run, rows):
-    """Exchange the two policies."""
-    exchanged = {"rollout_log_probs": "old_log_probs", "old_log_probs": "rollout_log_probs"}
-    return run([row | {name: row[other] for name, other in exchanged.items()} for row in rows])
-
-
-def mean_of_ranks(run, rows):
-    """Average over four data-parallel ranks without their sizes."""
-    every = [run(rows[at : at + 6]) for at in range(0, ROWS, 6)]
-    return {name: sum(one[name] for one in every) / len(every) for name in every[0]}
-
-
-PLANTED = {
-    "reversed": reversed_ratio,
-    "mean_of_ranks": mean_of_ranks,
-    "upper_1.5": lambda run, rows: run(rows, 1.5),
-}
-
-
-def command(*words):
-    return CliRunner().invoke(app, ["check", *map(str, words)])
-
-
-def write(folder, values):
-    file = folder / "history.jsonl"
-    lines = (json.dumps({"_step": step, **{k: float(x) for k, x in v.items()}}) for step, v in values.items())
-    file.write_text("\n".join(lines))
+    first = [row for row in rows if row["step"] == 3]
+    second = [row for row in rows if row["step"] == 4]
+    rest = [row for row in rows if row["step"] > 4]
+    mixed = [row for pair in zip(first, second, strict=True) for row in pair]
+    pq.write_table(pa.Table.from_pylist([*mixed, *rest], schema=table.schema), file)
     return file
 
 
-@pytest.mark.parametrize("planted", PLANTED)
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_a_metric_differs_at_the_steps_at_which_another_definition_changes_it(
-    trainer, planted, dump, tmp_path
+@pytest.fixture(scope="module")
+def said(dump):
+    """Return step → name → what verl logs of it under token_is."""
+    found = offpol_diag.check(dump, trainer="verl", presets="token_is", progress=False)
+    return {
+        step: {name: x[at] for name, x in found.numbers["token_is"].items()}
+        for at, step in enumerate(found.steps)
+    }
+
+
+def history(folder, values, name="history.jsonl"):
+    rows = [{"_step": step, **of} for step, of in values.items()]
+    file = folder / name
+    if name.endswith(".jsonl"):
+        file.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        table = pa.Table.from_pylist(rows)
+        import_csv = name.endswith(".csv")
+        pa.csv.write_csv(table, file) if import_csv else pq.write_table(table, file)
+    return file
+
+
+def ran(*words):
+    return CliRunner().invoke(app, ["check", *map(str, words)])
+
+
+# ---------------------------------------------------------------- what the dump says
+
+
+def test_a_step_has_the_numbers_of_its_rows_alone(dump, said, tmp_path):
+    assert list(said) == STEPS
+    for step in STEPS:
+        table = pq.read_table(dump)
+        pq.write_table(table.filter(pc.equal(table["step"], step)), tmp_path / "one.parquet")
+        read = open_dump([str(tmp_path / "one.parquet")])
+        (one,) = steps_of(joined([*read.batches()]), [load()["token_is"]], read.info.columns)
+        assert said[step] == pytest.approx(LOGS["verl-2026-03"](one), rel=1e-12)
+        assert {"actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"} < set(said[step])
+
+
+def test_a_dump_without_steps_is_one_and_without_other_columns_logs_less(dump, tmp_path):
+    table = pq.read_table(dump).drop_columns(["step", "current_log_probs"])
+    pq.write_table(table, file := tmp_path / "one.parquet")
+    found = offpol_diag.check(file, trainer="verl", presets=["token_is"], progress=False)
+
+    assert found.steps == [None]
+    assert not any(name.startswith("actor/") for name in found.numbers["token_is"])
+    logged = history(tmp_path, {7: {name: x for name, (x,) in found.numbers["token_is"].items()}})
+    assert not offpol_diag.check(
+        file, logged=logged, trainer="verl", presets="token_is", progress=False
+    ).different
+
+
+def test_a_step_is_given_as_soon_as_it_is_whole(dump):
+    read = open_dump([str(dump)], batch_tokens=2000)
+    batches, seen = [*read.batches()], []
+    assert len(batches) > 8
+    read.batches = lambda: (seen.append(1) or one for one in batches)
+    steps = by_step(read)
+    step, batch = next(steps)
+
+    assert (step, batch.sequences) == (3, 64)
+    assert len(seen) <= 0.6 * len(batches)
+    assert [step, *(one for one, _ in steps)] == STEPS
+
+
+WHO = [
+    ("verl@2025-10", {}, "verl@2025-10", "mismatch/mismatch_kl"),
+    ("verl@2025-11", {}, "verl@2025-11", "rollout_corr/rollout_is_veto_fraction"),
+    ("verl", {"versions": {"verl": "0.7.1"}}, "verl@2026-01", "rollout_corr/kl"),
+    ("", {"trainer": "verl", "versions": {"verl": "0.6.0"}}, "verl@2025-10", "mismatch/mismatch_kl"),
+    ("", {"trainer": "verl"}, "verl@2026-03", "training/rollout_probs_diff_mean"),
+    ("", {"trainer": "trl"}, "trl", "sampling/importance_sampling_ratio/mean"),
+    ("Nemo_RL", {}, "nemo-rl", "train/gen_kl_error"),
+]
+
+
+@pytest.mark.parametrize(("asked", "metadata", "who", "name"), WHO)
+def test_who_logs_is_as_asked_else_what_the_metadata_say_else_the_newest(
+    asked, metadata, who, name, tmp_path
 ):
-    file, rows = dump
-    run, preset, *_ = TRAINERS[trainer]
-    right = {step: run(rows[step]) for step in (START, START + 1)}
-    values = {START: right[START], START + 1: PLANTED[planted](run, rows[START + 1])}
+    table = pq.read_table(SAMPLE).slice(0, 40)
+    file = tmp_path / "dump.parquet"
+    pq.write_table(table.replace_schema_metadata({"offpol_diag": json.dumps(metadata)}), file)
+    found = offpol_diag.check(file, trainer=asked or None, presets="token_is", progress=False)
 
-    found = offpol_diag.check(file, write(tmp_path, values), preset=preset)
-    assert len(found.metrics) >= len(values[START]) - 1
-    for one in found.metrics:
-        changed = [at for at in values if not same(values[at][one.name], right[at][one.name])]
-        assert one.different == changed, one.name
-        assert one.worst == (changed or [one.worst])[0]
+    assert found.trainer == who
+    assert name in found.numbers["token_is"]
 
 
-def test_the_first_step_that_differs_is_said_and_the_exit_code_is_one(dump, tmp_path):
-    file, rows = dump
-    values = {step: slime(some) for step, some in rows.items()}
-    values[START + 2]["train/tis_abs"] *= 1.001
-    logged = write(tmp_path, values)
-    result = tmp_path / "r.json"
-    ran = command(file, "--logged", logged, "--preset", "token_is", "--strict", "--json", result)
+def test_slime_takes_its_helper_for_what_its_flags_cannot_say():
+    known = load()
+    words = {
+        name: log_of("slime", "", known[name]) for name in ("token_is", "token_icepop", "seq_is", "recompute")
+    }
+    words |= {name: log_of("miles", "", known[name]) for name in ("token_is_veto", "slime_mis", "opsm")}
 
-    assert ran.exit_code == 1
-    said = " ".join(ran.output.split())  # however wide the terminal is
-    assert "Different: 1 of 7 metrics differs from step 5 on (train/tis_abs by 0.10% at step 5)" in said
-    (one,) = [m for m in json.loads(result.read_text())["metrics"] if m["different"]]
-    assert (one["name"], one["different"]) == ("train/tis_abs", [START + 2])
-
-
-# ---------------------------------------------------------------- every trainer
-
-
-# ---------------------------------------------------------------- which trainer and preset
+    assert words == {
+        "token_is": "slime",
+        "token_icepop": "slime",
+        "seq_is": "slime-mis",
+        "recompute": "slime",
+        "token_is_veto": "miles-mis",
+        "slime_mis": "miles-mis",
+        "opsm": "miles",
+    }
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_trainer_and_preset_are_found_by_the_names_and_the_numbers(trainer, dump, tmp_path):
-    file, rows = dump
-    if trainer == "slime":
-        table = pq.read_table(file)
-        file = tmp_path / "said.parquet"
-        pq.write_table(table.replace_schema_metadata({"offpol_diag.trainer": trainer}), file)
-    run, preset, _, _ = TRAINERS[trainer]
-    right = {step: run(some) for step, some in rows.items()}
+def test_presets_are_the_recommended_one_and_the_trainers_default_unless_they_are_named(dump):
+    best = offpol_diag.analyze(dump, device="cpu", progress=False).summary.recommendation.method
+    found = offpol_diag.check(dump, trainer="verl", progress=False)
 
-    found = offpol_diag.check(file, write(tmp_path, right))
-    assert (found.trainer, found.preset, found.equal) == (trainer, preset, True)
-    assert len(found.metrics) >= 5
+    assert list(found.numbers) == list(dict.fromkeys([best, "decoupled_geo_rs"]))
 
 
-def test_a_trainer_whose_names_no_curve_has_is_an_error(dump, tmp_path):
-    logged = write(tmp_path, {START: trl(dump[1][START])})
-    with pytest.raises(UsageError, match="no curve has a name that verl logs"):
-        offpol_diag.check(dump[0], logged, trainer="verl")
-
-
-# ---------------------------------------------------------------- steps
-
-
-def test_values_that_are_not_finite_differ_and_are_named(dump, tmp_path):
-    file, rows = dump
-    values = {step: slime(some) for step, some in rows.items()}
-    values[START + 1]["train/tis"] = float("nan")
-    del values[START + 2]["train/tis"]
-
-    found = offpol_diag.check(file, write(tmp_path, values), preset="token_is")
-    (one,) = found.different
-    assert (one.name, one.different) == ("train/tis", [START + 1])
-    assert [point.step for point in one.points] == [START, START + 1, START + 3]
-    assert [point.logged is None for point in one.points] == [False, True, False]
-    assert json.loads(found.to_json())["metrics"]
-    assert not_finite(found) == (f"train/tis is NaN or infinite at step {START + 1}.",)
-
-
-@pytest.mark.parametrize("by", [1, -1, 1000])
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_steps_that_are_numbered_otherwise_throughout_are_a_note_and_no_difference(
-    trainer, by, dump, tmp_path
-):
-    file, rows = dump
-    run, preset, _, _ = TRAINERS[trainer]
-    logged = write(tmp_path, {step + by: run(some) for step, some in rows.items()})
-
-    found = offpol_diag.check(file, logged, preset=preset)
-    assert (found.equal, found.shift, found.steps, found.missing) == (True, by, [*rows], [])
-    how = {1: "one higher", -1: "one lower", 1000: "1,000 higher"}[by]
-    (note,) = [line for line in notes(found) if line.startswith("Numbering differs")]
-    assert note == (
-        f"Numbering differs: the curves count every step {how} than the dump, whose step {START} is their "
-        f"{START + by}. Steps here are the dump's."
-    )
-    done = CliRunner().invoke(app, ["check", str(file), "--logged", str(logged), "--strict"])
-    assert done.exit_code == 0
-    assert f"count every step {how}" in " ".join(done.output.split())
-
-
-def test_one_step_logged_under_another_number_is_the_same_note(dump, tmp_path):
-    rows = pq.read_table(dump[0]).filter(pc.field("step") == START)
-    pq.write_table(rows, tmp_path / "one.parquet")
-
-    found = offpol_diag.check(tmp_path / "one.parquet", write(tmp_path, {START + 1: trl(dump[1][START])}))
-    assert (found.equal, found.shift, found.steps) == (True, 1, [START])
-
-
-def test_a_metric_that_lags_while_the_others_do_not_is_a_difference(dump, tmp_path):
-    file, rows = dump
-    name = TRAINERS["slime"][2]
-    values = {step: slime(some) for step, some in rows.items()}
-    late = {step: one | {name: values[max(step - 1, START)][name]} for step, one in values.items()}
-
-    found = offpol_diag.check(file, write(tmp_path, late), preset="token_is")
-    assert (found.shift, [one.name for one in found.different]) == (0, [name])
-
-
-def test_a_shift_that_leaves_one_metric_different_is_none(dump, tmp_path):
-    file, rows = dump
-    name = TRAINERS["slime"][2]
-    values = {step + 1: slime(some) for step, some in rows.items()}
-    values[START + 2][name] *= 1.01
-
-    found = offpol_diag.check(file, write(tmp_path, values), preset="token_is")
-    assert (found.equal, found.shift) == (False, 0)
-
-
-def test_steps_that_are_missing_are_listed_and_numbers_one_apart_are_hinted_at(dump, tmp_path):
-    file, rows = dump
-    some = {step: slime(rows[step]) for step in (START, START + 2)}
-    assert offpol_diag.check(file, write(tmp_path, some), preset="token_is").missing == [
-        START + 1,
-        START + 3,
-    ]
-
-    with pytest.raises(UsageError) as caught:
-        offpol_diag.check(file, write(tmp_path, {START - 1: some[START]}), preset="token_is")
-    assert "their steps are one apart" in caught.value.hint
-
-
-# ---------------------------------------------------------------- files
-
-CURVE = {"train/x": {3: 1.5, 4: 2.5}, "bad": {3: float("nan"), 4: 1.0}}
-HISTORY = [{"_step": step, "train/x": x, "bad": CURVE["bad"][step]} for step, x in CURVE["train/x"].items()]
+# ---------------------------------------------------------------- curves beside it
 
 
 @pytest.mark.parametrize("name", ["h.csv", "h.jsonl", "h.parquet"])
-def test_what_pandas_and_arrow_write_is_read(name, tmp_path):
-    frame = import_module("pandas").DataFrame(HISTORY)
-    frame.to_csv(tmp_path / "h.csv", na_rep="NaN")
-    (tmp_path / "h.jsonl").write_text("\n".join(map(json.dumps, frame.to_dict("records"))))
-    pq.write_table(pa.Table.from_pylist(HISTORY), tmp_path / "h.parquet")
+def test_curves_that_are_what_the_dump_says_are_equal_in_every_form(dump, said, name, tmp_path):
+    found = offpol_diag.check(
+        dump, logged=history(tmp_path, said, name), trainer="verl", presets="token_is,seq_is", progress=False
+    )
 
-    found = curves.read([tmp_path / name])
-    for name, points in CURVE.items():
-        assert found[name] == pytest.approx(points, nan_ok=True)
+    assert (found.preset, found.different, found.unknown, found.unmatched) == ("token_is", [], [], [])
+    assert len(found.rows) == len(said[3])
+    assert {row.steps for row in found.rows} == {4}
+
+
+PLANTED = {
+    "a factor from the third step on": ({5: 1.01, 6: 1.02}, 5, 6, 2),
+    "one step": ({4: 0.9}, 4, 4, 1),
+    "less than float32 rounds": ({4: 1 + 5e-6}, None, 4, 0),
+    "not finite": ({6: math.nan}, 6, 6, 1),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_difference_is_found_with_its_worst_and_its_first_step(dump, said, planted, tmp_path):
+    factors, first, worst, many = PLANTED[planted]
+    wrong = {step: of | {NAME: of[NAME] * factors.get(step, 1.0)} for step, of in said.items()}
+    file = history(tmp_path, wrong)
+    found = offpol_diag.check(dump, logged=file, trainer="verl", presets="token_is", progress=False)
+    (row,) = [row for row in found.rows if row.name == NAME]
+
+    assert (row.first, row.worst, row.differs) == (first, worst, many)
+    assert [one.name for one in found.different] == [NAME] * bool(many)
+    if many:
+        assert found.rows[0] is row
+    for flag, code in (((), 0), (("--strict",), int(bool(many)))):
+        done = ran(dump, "--logged", file, "--for", "verl", "--presets", "token_is", *flag)
+        assert done.exit_code == code
+        words = f"1 of 35 metrics differ, the first from step {first} on" if many else "Equal: all 35 metrics"
+        assert words in " ".join(done.output.split())
+
+
+def test_the_preset_that_ran_is_the_one_of_which_most_are_equal(dump, said, tmp_path):
+    found = offpol_diag.check(
+        dump,
+        logged=history(tmp_path, said),
+        trainer="verl",
+        presets="seq_is,token_is@3,token_is",
+        progress=False,
+    )
+
+    assert (found.preset, found.different) == ("token_is", [])
+
+
+def test_names_that_only_one_side_knows_are_named(dump, said, tmp_path):
+    lost = {
+        step: {"loss": 1.0} | {name: x for name, x in of.items() if name != NAME} for step, of in said.items()
+    }
+    done = ran(dump, "--logged", history(tmp_path, lost), "--for", "verl", "--presets", "token_is")
+
+    assert "verl@2026-03 logs nothing of the name loss." in " ".join(done.output.split())
+    assert f"No single curve has the name of {NAME}." in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "curve"),
+    [
+        ("rollout_corr/kl", ["rollout_corr/kl", "mismatch/kl"], "rollout_corr/kl"),
+        ("rollout_corr/kl", ["train/rollout_corr/kl"], "train/rollout_corr/kl"),
+        ("rollout_corr/kl", ["mismatch/kl"], "mismatch/kl"),
+        ("rollout_corr/kl", ["a/kl", "b/kl"], None),
+        ("sampling/x", ["train/sampling/x", "eval/sampling/x"], "train/sampling/x"),
+        ("is_masked/mean", ["loss/mean"], None),
+    ],
+)
+def test_a_curve_is_found_by_its_name_or_by_its_end(name, there, curve):
+    assert curve_of(name, {one: {} for one in there}) == curve
 
 
 @pytest.mark.parametrize(
@@ -273,131 +238,72 @@ def test_what_pandas_and_arrow_write_is_read(name, tmp_path):
     [
         ("w.csv", '"Step","run - train/x","run - train/x__MIN"\n3,1.5,0\n', "train/x"),
         ("w.csv", '"train/global_step","a - b - train/x","a - b - _step"\n3,1.5,90\n4,,91\n', "train/x"),
-        ("w.csv", 'step,train/x,note\n3,1.5,"a, b"\n\n4\n', "train/x"),
-        ("h.jsonl", '{"_step": 3, "train": {"x": 1.5}, "other": null}\n', "train/x"),
+        ("w.csv", 'step,train/x,note\n3,1.5,"a, b"\n\n', "train/x"),
         ("h.jsonl", '{"_step": 9, "global_step": 3, "train/x": 1.5}\n{"x": 1}\n', "train/x"),
-        ("run-a-tag-train_x.csv", "Wall time,Step,Value\n1.0,3,1.5\n", "train_x"),
+        ("h.jsonl", '{"_step": 3, "train/x": 1.5, "other": null}\n{"_step": 3, "train/x": NaN}\n', "train/x"),
     ],
 )
 def test_exports_of_trackers_are_read(name, text, metric, tmp_path):
     (tmp_path / name).write_text(text)
-    found = curves.read([tmp_path / name])
 
-    assert found[metric] == {3: 1.5}
-    assert curves.matched(found, ["train/x"])[0] == {"train/x": metric}
-
-
-def test_curves_of_evaluation_are_not_taken_for_those_of_training():
-    both = {"train/sampling/x": {}, "eval/sampling/x": {}}
-    assert curves.matched(both, ["sampling/x"]) == ({"sampling/x": "train/sampling/x"}, {})
-    several = {"a/sampling/x": {}, "b/sampling/x": {}}
-    assert curves.matched(several, ["sampling/x"]) == ({}, {"sampling/x": list(several)})
+    assert curves([tmp_path / name])[metric] == {3: 1.5}
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[1]", "a,b\n1,2\n", '{"step": 1}', "Step,a - x,b - x\n1,2,3\n", "\xff\0\xff" * 99]
+    "text", ["", "{", "[1]", "a,b\n1,2\n", '{"x": 1}', "Step,a - x,b - x\n1,2,3\n", "\xff\0\xff" * 99]
 )
 @pytest.mark.parametrize("name", ["x.csv", "x.jsonl", "x.parquet", "x.json"])
 def test_a_file_without_curves_is_one_error(name, text, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(UsageError):
-        curves.read([tmp_path / name])
+        curves([tmp_path / name])
 
 
-# ---------------------------------------------------------------- what is printed and written
+RAN = ("--for", "verl", "--presets", "token_is")
+REFUSED = [
+    (["--for", "colossalai"], "what colossalai logs is not known"),
+    (["--for", "trl@2026-01"], "trl has no generation '2026-01'"),
+    (["--for", "verl", "--presets", "pure_is@x=1"], "x=1"),
+    ([], "who logged is not said"),
+    (
+        ["--for", "verl", "--presets", "token_is", "--logged", "other.jsonl"],
+        "no curve has a name that verl@2026-03",
+    ),
+    (
+        ["--for", "verl", "--presets", "token_is", "--logged", "late.jsonl"],
+        "the dump has steps 3 to 6, the curves 99",
+    ),
+]
 
 
-@pytest.fixture(scope="module")
-def wrong(dump, tmp_path_factory):
-    """Make curves of verl that are ranks' means from the second step on, with a name that is markup."""
-    file, rows = dump
-    values = {step: (verl if step == START else partial(mean_of_ranks, verl))(rows[step]) for step in rows}
-    values[START]["<b>\x1b[2J"] = 1.0
-    return file, write(tmp_path_factory.mktemp("wrong"), values)
+@pytest.mark.parametrize(("words", "error"), REFUSED)
+def test_what_cannot_be_compared_is_one_error(dump, words, error, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    history(tmp_path, {3: {"loss": 1.0}}, "other.jsonl")
+    history(tmp_path, {99: {NAME: 1.0}}, "late.jsonl")
+    done = ran(dump, *words)
+
+    assert done.exit_code == 2
+    assert error in " ".join(done.stderr.split())
+    assert done.stderr.count("error:") == done.stderr.count("hint:") == 1
 
 
-def test_the_first_lines_say_what_differs_by_how_much_and_since_when(wrong):
-    ran = command(wrong[0], "--logged", wrong[1])
-    text = " ".join(ran.output.split())
-
-    assert ran.exit_code == 0
-    assert "history.jsonl Different: 16 of 29 metrics differ from step 4 on (rollout_corr/" in text
-    assert "verl logs nothing of the name <b>" in text
-    assert command(wrong[0], "--logged", wrong[1], "--strict").exit_code == 1
+# ---------------------------------------------------------------- what is written
 
 
-def test_quiet_is_one_line_and_verbose_has_every_metric(wrong):
-    quiet, brief, whole = (
-        command(wrong[0], "--logged", wrong[1], *way).output for way in (["-q"], [], ["-v"])
-    )
-    assert quiet.startswith("Different: 16 of 29 metrics differ from step 4 on")
-    assert quiet.count("\n") == 1
-    assert "The other 13 are equal." in brief
-    assert "-v: Every metric." in brief
-    assert "rollout_corr/training_ppl" not in brief
-    assert "rollout_corr/training_ppl" in whole
+def test_json_page_and_markdown_say_the_same_and_are_drawn_again(dump, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wrong = {step: of | {NAME: of[NAME] * 1.5, "<b>\x1b[2J": 1.0} for step, of in said.items()}
+    history(tmp_path, wrong)
+    words = ("--logged", "history.jsonl", "--for", "verl", "--presets", "token_is")
+    assert ran(dump, *words, "--json", "r.json", "--html", "r.html", "--md", "r.md").exit_code == 0
+    page, text = Path("r.html").read_text(), Path("r.md").read_text()
 
-
-def test_curves_named_twice_count_once(wrong, tmp_path):
-    (tmp_path / "again.jsonl").symlink_to(wrong[1])
-    once, twice = (
-        command(wrong[0], "-q", *(f"--logged={one}" for one in names))
-        for names in ([wrong[1]], [wrong[1], wrong[1].parent / "." / wrong[1].name, tmp_path / "again.jsonl"])
-    )
-    assert twice.output == once.output
-
-
-def test_json_page_and_markdown_say_the_same_and_are_drawn_again(wrong, tmp_path):
-    ways = {name: tmp_path / f"r.{name}" for name in ("json", "html", "md")}
-    assert (
-        command(
-            wrong[0], "--logged", wrong[1], *(x for k, v in ways.items() for x in (f"--{k}", v))
-        ).exit_code
-        == 0
-    )
-    found = json.loads(ways["json"].read_text())
-    page, text = ways["html"].read_text(), ways["md"].read_text()
-
-    assert len([one for one in found["metrics"] if one["verdict"] == "different"]) == 16
-    sentence = "16 of 29 metrics differ from step 4 on"
-    assert sentence in text
-    assert sentence in page
-    assert page.count("<svg") >= 2
-    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
-    again = tmp_path / "again.html"
-    assert CliRunner().invoke(app, ["report", str(ways["json"]), "--html", str(again)]).exit_code == 0
-    assert again.read_text() == page
-
-
-def test_a_damaged_result_is_one_error(wrong, tmp_path):
-    command(wrong[0], "--logged", wrong[1], "--json", tmp_path / "r.json")
-    found = json.loads((tmp_path / "r.json").read_text())
-    found["metrics"][0]["worst"] = 99
-    (tmp_path / "r.json").write_text(json.dumps(found))
-    ran = CliRunner().invoke(app, ["report", str(tmp_path / "r.json")])
-
-    assert ran.exit_code == 2
-    assert "a step that differs has no point" in ran.output
-
-
-def test_what_was_not_compared_is_said(dump, tmp_path):
-    file, rows = dump
-    values = {step: dict(slime(some)) for step, some in list(rows.items())[:3]}
-    for some in values.values():
-        some["a/train/ppo_kl"] = some["b/train/ppo_kl"] = some.pop("train/ppo_kl")
-        del some["train/ois"]
-    ran = command(file, "--logged", write(tmp_path, values), "--preset", "token_is")
-    text = " ".join(ran.output.split())
-
-    assert "Equal: all 5 metrics at 3 steps (3 to 5) are what the dump says, to float32" in text
-    assert "No curve has a point at step 6, which the dump has." in text
-    assert "Not compared, as several curves may be it: train/ppo_kl (a/train/ppo_kl, b/train/ppo_kl)." in text
-    assert "No curve holds train/ois." in text
-
-
-@pytest.mark.parametrize("values", [{999: {"train/tis": 1.0}}, {START: {"loss": 1.0}}])
-def test_nothing_to_compare_is_exit_code_two(values, dump, tmp_path):
-    ran = command(dump[0], "--logged", write(tmp_path, values), "--preset", "token_is")
-
-    assert ran.exit_code == 2
-    assert "hint:" in ran.output
+    assert "1 of 35 metrics differ, the first from step 3 on" in page
+    assert "1 of 35 metrics differ, the first from step 3 on" in text
+    assert "<b>\x1b" not in page + text
+    assert CliRunner().invoke(app, ["report", "r.json", "--html", "again.html"]).exit_code == 0
+    assert Path("again.html").read_text() == page
+    damaged = json.loads(Path("r.json").read_text()) | {"steps": []}
+    Path("bad.json").write_text(json.dumps(damaged))
+    assert CliRunner().invoke(app, ["report", "bad.json"]).exit_code == 2

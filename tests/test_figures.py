@@ -14,9 +14,7 @@ import pytest
 from factory import make_summary
 
 import offpol_diag
-from offpol_diag.check import Checked
 from offpol_diag.errors import OffpolError, UsageError
-from offpol_diag.report import check
 from offpol_diag.report.figures import MARKUP, drawn, escaped, palette, parts, pictures, quantity, said
 from offpol_diag.report.picture import COLOURS, Heat, Layer, Panel, Picture, Tint, shade, x_axis, y_axis
 
@@ -27,13 +25,6 @@ EVIL = '<a href="javascript:alert(1)">a</a><b>%{x}</b> $x^2$ &amp; \x1b"'
 
 def sample(name):
     return SAMPLES / f"{name}.parquet"
-
-
-def checked(folder):
-    rows = [{"step": step, "rollout_corr/kl": 1.0 + step} for step in range(9)]
-    logged = folder / "logged.jsonl"
-    logged.write_text("\n".join(map(json.dumps, rows)))
-    return offpol_diag.check(sample("collapse"), logged, trainer="verl")
 
 
 RESULTS = {
@@ -104,13 +95,6 @@ def test_the_numbers_of_every_figure_are_those_of_its_picture(name):
     assert charts
     for picture in charts.values():
         compare(picture)
-
-
-def test_the_numbers_of_a_figure_of_check_are_those_of_its_picture(tmp_path):
-    found = checked(tmp_path)
-    assert isinstance(found, Checked)
-    (picture,) = check.answer(found).charts
-    compare(picture)
 
 
 def test_bands_have_the_ends_of_intervals_and_break_where_a_point_is_unreliable_or_unknown():

@@ -101,7 +101,7 @@ def test_rows_of_a_file_and_of_its_successor_are_not_mixed(tmp_path, change, rea
         "sweep a.parquet --preset token_is",
         "gate a.parquet --max k3=1",
         "doctor a.parquet",
-        "check a.parquet --logged curves.jsonl --trainer trl",
+        "check a.parquet --logged curves.jsonl --for trl --presets token_is",
     ],
 )
 @pytest.mark.slow

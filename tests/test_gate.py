@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offpol_diag.check.verdict import logged_of
 from offpol_diag.cli.results import EXITS
 from offpol_diag.cli.settings import sample
 from offpol_diag.core import breakdowns
@@ -32,7 +31,7 @@ from offpol_diag.numerals import distinct_digits
 from offpol_diag.presets import catalogue
 from offpol_diag.report.gate import title
 from offpol_diag.result import CandidateCause, Cause, Diagnosis, GateVerdict, Place
-from offpol_diag.trainers import LOGS
+from offpol_diag.trainers.logged import LOGS, steps_of
 from offpol_diag.trainers.ours import rows
 from tests import oracles
 from tests.factory import Location, make_summary, number, put
@@ -345,16 +344,15 @@ ROWS = sorted(rows().items())
 def logged():
     """Return preset → what any generation of its trainer logs of the sample dump."""
     dump = open_dump([str(sample())])
-    batch, have = joined([*dump.batches()]), frozenset(dump.info.columns)
+    batch, presets = joined([*dump.batches()]), [one for one in BUILT_IN.values() if one.logs]
     return {
-        name: dict(
-            pair
-            for log in LOGS
-            if one.logs.partition("-20")[0] == log.partition("-20")[0]
-            for pair in logged_of(batch, replace(one, logs=log), have).items()
-        )
-        for name, one in BUILT_IN.items()
-        if one.logs and not one.lacking(have)
+        one.preset.name: {
+            word: x
+            for log, of in LOGS.items()
+            if one.preset.logs.partition("-20")[0] == log.partition("-20")[0]
+            for word, x in of(one).items()
+        }
+        for one in steps_of(batch, presets, dump.info.columns)
     }
 
 

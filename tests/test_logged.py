@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from offpol_diag.check.verdict import logged_of
 from offpol_diag.dump.batch import joined
 from offpol_diag.dump.read import open_dump
 from offpol_diag.presets import Preset, Reject, catalogue
+from offpol_diag.trainers.logged import LOGS, steps_of
 from tests import oracles
 
 HERE = Path(__file__).parent
@@ -47,24 +47,33 @@ def differences(got, want, rel, least=0.0):
 
 @pytest.mark.parametrize("stem", GOLDEN["datasets"])
 @pytest.mark.parametrize("generation", GENERATIONS)
-def test_verls_own_numbers_are_reproduced(stem, generation):
-    batch, have = whole(HERE / "golden" / f"{stem}.parquet")
+def test_verls_own_numbers_and_masks_and_weights_are_reproduced(stem, generation):
+    batch, columns = whole(HERE / "golden" / f"{stem}.parquet")
     compared = 0
     for case, want in GOLDEN["datasets"][stem][f"verl_{generation.replace('-', '_')}"].items():
         preset, of = OURS.get(f"{GENERATIONS[generation]}_{case}"), batch
         if case == "ppo_is_bypass":  # there verl takes the rollout's log-probs for the old ones
             preset, of = OURS["token_is"], replace(batch, old=batch.rollout)
-        got = logged_of(of, replace(preset, logs=f"verl-{generation}"), have)
-        assert differences(got, want["metrics"], 2e-5) == {}, case
+        (step,) = steps_of(of, [preset], columns)
+        assert differences(LOGS[f"verl-{generation}"](step), want["metrics"], 2e-5) == {}, case
+        assert step.row_sum(step.kept).tolist() == want["kept_tokens"], case
+        if want["weight_sum"] is not None:
+            factor = 1.0
+            if preset.weight.normalize:
+                factor = LOGS[f"verl-{generation}"](step)["rollout_corr/rollout_is_batch_norm_factor"]
+            weights = step.row_sum(step.w) / factor
+            assert weights == pytest.approx(want["weight_sum"], rel=1e-6), case
         compared += len(want["metrics"])
-    assert compared > 250
+    assert compared == {"2025-10": 394, "2025-11": 281, "2026-01": 873}[generation]
 
 
 def test_a_ratio_without_a_lower_bound_is_logged_down_to_the_inverse_of_its_upper_one(tmp_path):
-    preset = Preset("p", "", reject=(Reject("ratio", "token", upper=4.0),), logs="verl-2025-11")
+    preset = Preset("p", "", reject=(Reject("ratio", "token", upper=4.0),))
     old = [-3 + math.log(ratio) for ratio in (0.2, 0.3, 3.9, 4.1)]
     rows = [{"rollout_log_probs": [-3.0] * 4, "old_log_probs": old}]
-    logged = logged_of(*((path := whole(oracles.write(rows, tmp_path / "d.parquet")))[0], preset, path[1]))
+    batch, columns = whole(oracles.write(rows, tmp_path / "d.parquet"))
+    (step,) = steps_of(batch, [preset], columns)
+    logged = LOGS["verl-2025-11"](step)
 
     shares = [logged[f"rollout_corr/rollout_rs_ratio_fraction_{side}"] for side in ("low", "high")]
     assert shares == pytest.approx([0.25, 0.25])

@@ -18,7 +18,7 @@ from offpol_diag.errors import OffpolError
 from tests.factory import make_summary
 
 SAMPLE = Path(__file__).parents[1] / "sample_data" / "healthy.parquet"
-CHECK = '{\n "format": "offpol-diag check 1",\n "logged": []\n}\n'
+CHECK = '{\n "format": "offpol-diag check 2",\n "logged": []\n}\n'
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ SAID = [
     ("doctor sampled.parq", "sampled.parq: no such file", "did you mean sampled.parquet?"),
     ("presets nope", 'unknown preset "nope"', 'did you mean "none"?'),
     ("presets token_is --for foo", 'unknown trainer "foo"; there are verl,', "name one of these"),
-    ("check sampled.parquet --logged a.csv --trainer foo", 'unknown trainer "foo"', "name one of these"),
+    ("check sampled.parquet --for foo", 'unknown trainer "foo"', "name one of these"),
 ]
 
 

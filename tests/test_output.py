@@ -206,7 +206,7 @@ LINES = {
     "sweep": f"sweep a.parquet --preset token_is {WRITES}",
     "gate": f"gate a.parquet --max k3=1 {WRITES} --junit out.xml",
     "doctor": f"doctor a.parquet {WRITES}",
-    "check": f"check a.parquet --logged curves.jsonl --trainer trl {WRITES}",
+    "check": f"check a.parquet --logged curves.jsonl --for trl --presets token_is {WRITES}",
     "convert": "convert rows.jsonl --to out.parquet",
     "report": "report r.json -o out.html --md out.md",
 }

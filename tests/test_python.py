@@ -181,7 +181,7 @@ FUNCTIONS = {
     "analyze": lambda **how: offpol_diag.analyze(HEALTHY, presets="token_is", **how),
     "sweep": lambda **how: offpol_diag.sweep(HEALTHY, "token_is", **how),
     "gate": lambda **how: offpol_diag.gate(HEALTHY, **{"max": {"k3": 1}} | how),
-    "check": lambda **how: offpol_diag.check(HEALTHY, **{"logged": "curves.jsonl"} | how),
+    "check": lambda **how: offpol_diag.check(HEALTHY, **{"trainer": "trl"} | how),
 }
 REFUSED = [  # what only a program can give; what both can, in test_requests.py
     ("analyze", "seed", True),
@@ -213,7 +213,7 @@ REFUSED = [  # what only a program can give; what both can, in test_requests.py
     ("gate", "fail_on", 5),
     ("gate", "fail_on", [5]),
     ("gate", "point", "x"),
-    ("check", "preset", 5),
+    ("check", "presets", 5),
     ("check", "logged", 5),
     ("check", "logged", []),
     ("check", "logged", ""),

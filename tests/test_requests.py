@@ -43,7 +43,7 @@ def test_a_functions_arguments_are_the_fields_of_its_model_with_their_defaults(n
     given.pop("other", None)
     assert set(given) == set(options(requests.MODELS[name], SHELL))
     positional = {key for key, default in given.items() if default is inspect.Parameter.empty}
-    assert positional == {"sweep": {"preset"}, "check": {"logged"}, "rescore": {"model"}}.get(name, set())
+    assert positional == {"sweep": {"preset"}, "rescore": {"model"}}.get(name, set())
     assert {key: given[key] for key in given.keys() - positional} == {
         key: fields[key].default for key in given.keys() - positional
     }
@@ -52,7 +52,7 @@ def test_a_functions_arguments_are_the_fields_of_its_model_with_their_defaults(n
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_a_function_takes_is_typed_too(name):
     """`how` is typed with every argument that the function does not spell out."""
-    how = api.Reads if name in ("check", "rescore") else api.Computes
+    how = api.Reads if name == "rescore" else api.Computes
     own = inspect.signature(inspect.unwrap(FUNCTIONS[name]), follow_wrapped=False).parameters
     assert set(how.__annotations__) <= set(own)
     assert set(FUNCTIONS[name].__annotations__) | set(how.__annotations__) >= set(own)
@@ -115,7 +115,7 @@ WRONG = [
     ("check", "logged", "none.jsonl", "none.jsonl"),
     ("check", "trainer", "verll", 'unknown trainer "verll"'),
 ]
-BESIDE = {"sweep": {"preset": "token_is"}, "gate": {"max": "k3=1"}, "check": {"logged": "curves.jsonl"}}
+BESIDE = {"sweep": {"preset": "token_is"}, "gate": {"max": "k3=1"}}
 """Command → what it cannot do without."""
 
 

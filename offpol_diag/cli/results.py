@@ -100,20 +100,17 @@ def sweep(request: requests.Sweep) -> None:
 
 
 def check(request: requests.Check) -> None:
-    """Does the trainer log what its dump says? Its own curves beside the numbers they must be.
+    """What does a trainer log of this dump? Step by step, and its own curves beside it.
 
-    Each training step of the dump is taken as one batch of the trainer, and every metric that it logs is
-    compared with the curve of that name: how far they are apart at most, and from which step on they differ
-    by more than float32 rounds.
+    Each training step of the dump is taken as one batch of the trainer that --for names. With --logged every
+    metric is compared with the curve of that name: where they are furthest apart, and from which step on
+    they differ by more than float32 rounds.
 
     The exit code is 0 whatever is found, and with --strict 1 where a metric differs.
     """
-    from offpol_diag import commands
-
     read = dumps(request)
-    does = partial(commands.check, read, say=partial(note, quiet=request.quiet))
-    found = drawn(request, does, *read, *request.logged)
-    if request.strict and not found.equal:
+    found = drawn(request, partial(computed, "check", read), *read, *(request.logged or ()))
+    if request.strict and found.different:
         raise SystemExit(FAILED)
 
 

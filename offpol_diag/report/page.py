@@ -53,7 +53,7 @@ def page(result: Result | Checked) -> str:
     if isinstance(result, Checked):
         name = f"{PurePath(result.dump[0]).name if result.dump else 'a dump'} and its curves"
         kind, data, version = "Curves", packed(result.to_json()), result.version
-        sections = [Part("metrics", "All metrics", "Metrics", answer.remarks, tables=answer.tables[-1:])]
+        sections = [Part("metrics", "All metrics", "Metrics", answer.remarks, tables=answer.tables[1:])]
     else:
         dumps = [result.dump, *([result.against.b.dump] if result.against else [])]
         name, data, version = " against ".join(named(*dumps)), embedded(result), result.run.version

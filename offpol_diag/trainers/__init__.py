@@ -1,7 +1,6 @@
-"""Trainers: the metrics that each would have logged for a dump, and its own configuration of a preset.
+"""Trainers: the configuration of a preset in the syntax of each, and what each logs of a step (`logged`).
 
-There is one file per trainer, and a row of `TRAINERS` for each. None of them imports numpy before it computes
-a number; `logs.py`, what their logs are written on, does.
+There is one file per trainer, and a row of `TRAINERS` for each.
 """
 
 from __future__ import annotations
@@ -25,13 +24,11 @@ from offpol_diag.trainers import (
     trl,
     verl,
 )
-from offpol_diag.trainers.base import Log
 from offpol_diag.trainers.config import Config, Trainer
 from offpol_diag.trainers.schema import Snippet
 
 __all__ = [
     "DEFAULTS",
-    "LOGS",
     "TRAINERS",
     "Config",
     "Snippet",
@@ -59,8 +56,6 @@ TRAINERS: dict[str, Trainer] = {
     )
 }
 """All trainers, the most common ones of the catalogue first."""
-LOGS: dict[str, Log] = {log.name: log for trainer in TRAINERS.values() for log in trainer.logs}
-"""The word in a preset's `logs` → what that trainer logs."""
 
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "verl": ("decoupled_geo_rs", "decoupled_geo_rs_seq_tis", "decoupled_k3_rs_seq_tis"),

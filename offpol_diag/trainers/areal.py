@@ -1,117 +1,12 @@
-"""AReaL: `ppo_actor/update/` (trainer/ppo/actor.py, utils/functional), and actor.rejection_sampling.
-
-Every statistic comes as `/avg`, `/min` and `/max` over the tokens of its own denominator, of which there are
-two: the valid tokens (all, or what M2PO leaves), and the behave tokens, those kept with a weight above 0.
-A statistic of no token is not logged. The configuration is actor.rejection_sampling since v1.0.4,
-behave_imp_weight_* before.
-"""
+"""AReaL: actor.rejection_sampling since v1.0.4, behave_imp_weight_* before."""
 
 from __future__ import annotations
-
-import math
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.trainers import config
-from offpol_diag.trainers.base import Array, Log, Numbers, Tokens, Totals, named, np
 from offpol_diag.trainers.config import YAML, ClipKeys, Guards, Parts, Trainer, Translation
 from offpol_diag.trainers.schema import Form, Settings, Snippet, cannot
-
-SCOPE = "ppo_actor/update/"
-
-
-def log(t: Tokens, s: Totals) -> Numbers:
-    """Return what is logged since 1.0.4, where rejection_sampling has a share beside what its cap had."""
-    return named(SCOPE, statistics(t, s) | filtered(t, s))
-
-
-def log_v1_0_3(t: Tokens, s: Totals) -> Numbers:
-    """Return what is logged under behave_imp_weight_cap: actor.py:536-542 there."""
-    return named(SCOPE, statistics(t, s))
-
-
-def statistics(t: Tokens, s: Totals) -> Numbers:
-    """Return statistics of the update, over valid tokens, and of the mismatch, over behave tokens."""
-    weight, result = t.preset.weight, {}
-    if (
-        t.batch.current is not None and t.preset.loss != "gspo"
-    ):  # whose ratio over kept tokens is not computed here
-        result = s.part(importance_weight, t.only("reject", "veto", "loss"))
-        result = result | s.part(approx_kl, t.under(*_over_batch(t.preset)).only("reject", "loss"))
-    if weight is None:
-        return result | s.part(mismatch, t.only("reject", "veto"), False)
-    result = result | statistic(t, s, "behave_imp_weight", t.weight, behave(t))
-    masks = ("weight",) if weight.action == "mask" else ()
-    return result | s.part(mismatch, t.only("reject", "veto", *masks), True)
-
-
-def importance_weight(t: Tokens, s: Totals) -> Numbers:
-    """Return π_θ/π_old over the valid tokens, where that of one that is dropped is 0."""
-    return statistic(t, s, "importance_weight", np.where(t.kept, t.update_ratio, 0.0), valid(t))
-
-
-def approx_kl(t: Tokens, s: Totals) -> Numbers:
-    """Return log π_θ − log π_old over the valid tokens, which are all that `t` keeps."""
-    return statistic(t, s, "approx_kl", t.u, t.kept)
-
-
-def mismatch(t: Tokens, s: Totals, samples: bool) -> Numbers:
-    """Return k1 with the sign turned, if rejection sampling is set, and the estimates of π_θ's."""
-    result, of = {}, behave(t)
-    if samples:
-        result = statistic(t, s, "behave_approx_kl", t.log_ratio, of)
-    if t.batch.current is not None:
-        both = t.of("current")
-        result |= statistic(t, s, "compute_logp/kl_div_direct", -both.log_ratio, of)
-        result |= statistic(t, s, "compute_logp/kl_div_taylor", both.log_ratio**2 / 2, of)
-        result |= statistic(t, s, "compute_logp/kl_div_dual", both.k3(), of)
-    return result
-
-
-def behave(t: Tokens) -> Array:
-    """Flag the tokens kept with a weight above 0, which only a masked weight is not, [T] bool."""
-    weight = t.preset.weight
-    return t.kept & (t.weight > 0) if weight is not None and weight.action == "mask" else t.kept
-
-
-def statistic(t: Tokens, s: Totals, name: str, x: Array, among: Array) -> Numbers:
-    """Return average, smallest and largest of the tokens of a denominator, not logged where it is 0."""
-    many, every = s.sum(t.row_sum(among)), among.all()
-
-    def only(none: float) -> Array:
-        return x if every else np.where(among, x, none)
-
-    result = {
-        "avg": s.sum(t.row_sum(only(0.0))) / many,
-        "min": s.min(t.row_min(only(math.inf))),
-        "max": s.max(t.row_max(only(-math.inf))),
-    }
-    return {f"{name}/{end}": s.given(many > 0, number) for end, number in result.items()}
-
-
-def _over_batch(preset: Preset) -> tuple[Reject, ...]:
-    """Return the M2PO rules, which edit the loss mask before any statistic."""
-    return tuple(rule for rule in preset.reject if rule.over == "batch")
-
-
-def valid(t: Tokens) -> Array:
-    """Flag the tokens that M2PO leaves, [T] bool."""
-    return t.under(*_over_batch(t.preset)).kept
-
-
-def filtered(t: Tokens, s: Totals) -> Numbers:
-    """Return the share of valid tokens that rejection sampling drops, or whose weight it clamps."""
-    weight = t.preset.weight
-    if weight is None or weight.action == "mask":  # a weight masked without its token means the older cap
-        return {}
-    tokens = t.row_sum(valid(t))
-    changed = tokens - t.n_kept + (t.n_bounded if weight.action == "truncate" else 0.0)
-    return {"rs_filtered_fraction": s.sum(changed) / np.maximum(s.sum(tokens), 1.0)}
-
-
-LOGS = (Log("areal", log), Log("areal-v1.0.3", log_v1_0_3))
-
-# ---------------------------------------------------------------- configuration
 
 ACTOR, RULE = "actor.", "rejection_sampling."
 CLIP = ClipKeys("eps_clip", "eps_clip_higher", "c_clip")
@@ -235,8 +130,8 @@ def _cap(parts: Parts) -> Settings:
 
 
 def _guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
-    return Guards(denominator="kept" if _over_batch(preset) else "all")
+    return Guards(denominator="kept" if any(rule.over == "batch" for rule in preset.reject) else "all")
 
 
 READ = "areal-project/AReaL cbff54d64 (2026-08-22)"
-TRAINER = Trainer("areal", READ, areal, YAML, _guards, CLIP, LOGS, "AReaL")
+TRAINER = Trainer("areal", READ, areal, YAML, _guards, CLIP, "AReaL")

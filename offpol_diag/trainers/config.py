@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from offpol_diag.presets import AGGREGATES, Clip, Denominator, Preset, Reject, Statistic, Veto, Weight
 from offpol_diag.trainers import schema
-from offpol_diag.trainers.base import Log
 from offpol_diag.trainers.schema import Form, Settings, Snippet, Writers, cannot
 
 # ---------------------------------------------------------------- output
@@ -369,7 +368,7 @@ A remark is a text, or a condition `and`ed with it.
 
 @dataclass(frozen=True)
 class Trainer:
-    """A trainer: its translation of presets, its numerical guards and its logged metrics.
+    """A trainer: its translation of presets, and its numerical guards.
 
     Attributes:
         name: canonical name.
@@ -378,7 +377,6 @@ class Trainer:
         writers: the languages that these are written in.
         guards: its numerical guards, or a function of the preset and its snippets that returns them.
         clip: its keys for the clip, if the remark on its dual clip is to follow the others.
-        logs: its logged metrics, one `Log` per generation.
         title: its name before versions; empty if only one was looked at.
     """
 
@@ -388,7 +386,6 @@ class Trainer:
     writers: Writers
     guards: Guards | Callable[[Preset, tuple[Snippet, ...]], Guards] = Guards()
     clip: ClipKeys | None = None
-    logs: tuple[Log, ...] = ()
     title: str = ""
 
     def config(self, preset: Preset) -> Config:

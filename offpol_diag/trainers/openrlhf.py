@@ -1,9 +1,4 @@
-"""OpenRLHF: a level, a mode and a gate.
-
-Logged numbers are off OpenRLHF 3c3be623 (models/loss.py), with `is_filter_ratio` since pull request 1339 of
-September 2026. Averages over micro-batches are weighted by their tokens, so the dump as one batch gives the
-same. The keys of its correction are those since September 2026; before, is_correction_type with two bounds.
-"""
+"""OpenRLHF: a level, a mode and a gate since September 2026; before, is_correction_type with two bounds."""
 
 from __future__ import annotations
 
@@ -11,61 +6,8 @@ import math
 
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config
-from offpol_diag.trainers.base import Log, Numbers, Tokens, Totals, named
 from offpol_diag.trainers.config import FLAGS, Band, ClipKeys, Parts, Trainer, Translation
 from offpol_diag.trainers.schema import Form, Settings, cannot
-
-
-def log(t: Tokens, s: Totals) -> Numbers:
-    """Return what OpenRLHF logs up to September 2026."""
-    return named("ppo_", update(t, s)) | vllm_kl(t, s)
-
-
-def log_2026_09(t: Tokens, s: Totals) -> Numbers:
-    """Return what OpenRLHF logs since."""
-    return log(t, s) | is_filter_ratio(t, s)
-
-
-def update(t: Tokens, s: Totals) -> Numbers:
-    """Return the share of tokens that the loss clips, masked or not, and k1 of the update from π_old."""
-    result, tokens = {}, s.sum(t.n)
-    if t.batch.current is not None and t.batch.advantages is not None:
-        result["clip_ratio"] = s.sum(t.row_sum(t.clip_decides)) / tokens
-    if t.batch.current is not None and t.batch.old is not None:
-        result["kl"] = s.sum(t.row_sum(t.batch.old - t.batch.current)) / tokens
-    return result
-
-
-def corrects(preset: Preset) -> bool:
-    """Return whether the correction is on: under GSPO the rollout is the anchor, and nothing is corrected."""
-    return preset.loss == "ppo_clip" and preset.weight is not None
-
-
-def vllm_kl(t: Tokens, s: Totals) -> Numbers:
-    """Return k1 of the mismatch, with the correction on."""
-    if not corrects(t.preset) or t.batch.old is None:
-        return {}
-    return {"vllm_kl": s.sum(t.row_sum(t.batch.rollout - t.batch.old)) / s.sum(t.n)}
-
-
-def is_filter_ratio(t: Tokens, s: Totals) -> Numbers:
-    """Return the share of tokens outside the bounds of a weight or rule; of sequences under rules on them."""
-    rules = t.preset.reject
-    if not corrects(t.preset):
-        return {}
-    if not rules:
-        outside = t.n_bounded
-    elif rules[0].on_tokens:
-        outside = t.dropped_by(*rules)
-    else:
-        outside = t.there & ~t.passes(rules[0])
-    of_sequences = any(not rule.on_tokens for rule in rules)
-    return {"is_filter_ratio": s.sum(outside) / s.sum(t.one if of_sequences else t.n)}
-
-
-LOG, SINCE_2026_09 = Log("openrlhf", log), Log("openrlhf-2026-09", log_2026_09)
-
-# ---------------------------------------------------------------- configuration
 
 CLIP = ClipKeys("low", "high", "actor.dual_clip")
 CORRECTION = "algo.advantage.is_correction_"
@@ -137,4 +79,4 @@ def _loss(preset: Preset) -> Settings:
 
 
 READ = "OpenRLHF/OpenRLHF 3c3be623 (2026-08-13) and pull request 1339 of September 2026"
-TRAINER = Trainer("openrlhf", READ, openrlhf, FLAGS, clip=CLIP, logs=(LOG, SINCE_2026_09), title="OpenRLHF")
+TRAINER = Trainer("openrlhf", READ, openrlhf, FLAGS, clip=CLIP, title="OpenRLHF")

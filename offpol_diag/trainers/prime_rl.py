@@ -1,92 +1,12 @@
-"""prime-rl: r = π_θ/π_rollout, nothing clamped (trainer/rl/loss.py, train.py); [trainer.loss].
-
-What its loss function returns is a mean per sequence, which the trainer then takes the mean and the maximum
-of; a sequence without a loss token counts there as 0. The configuration is IPO, IcePop, PPO or CISPO, and
-refuses keys that it does not know.
-"""
+"""prime-rl's [trainer.loss]: IPO, IcePop, PPO or CISPO; it refuses keys that it does not know."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from offpol_diag.trainers import config
-from offpol_diag.trainers.base import Array, Log, Number, Numbers, Tokens, Totals, np, std
 from offpol_diag.trainers.config import ClipKeys, Parts, Trainer, Translation
 from offpol_diag.trainers.schema import Form, Settings, cannot, toml
-
-LARGEST = 1e30
-"""Bound on one token's mismatch KL in newer versions; older ones log inf beyond float32."""
-
-
-def log(t: Tokens, s: Totals) -> Numbers:
-    """Return what is logged since 2026-03, with masks on probability differences."""
-    return s.part(kl, t.only()) | masks(t, s)
-
-
-def kl(t: Tokens, s: Totals) -> Numbers:
-    """Return r − 1 − log r over all tokens, and over their entropy."""
-    tokens, x = s.sum(t.n), mismatch_kl(t)
-    total, square = s.sum(t.row_sum(x)), s.sum(t.row_sum(x**2))
-    return {
-        "mismatch_kl/all/mean": total / tokens,
-        "mismatch_kl/all/std": std(total, square, tokens),
-        "mismatch_kl/all/max": s.max(t.row_max(x)),
-        "kl_ent_ratio/mean": over_entropy(t, s, total / tokens),
-    }
-
-
-def mismatch_kl(t: Tokens) -> Array:
-    """Return r − 1 − log r of each token, [T]."""
-    return (t.ratio_minus_one().clip(max=LARGEST) - t.log_ratio).clip(max=LARGEST)
-
-
-def over_entropy(t: Tokens, s: Totals, x: Number) -> Number:
-    """Return a number over the dump's mean entropy, NaN where that is 0; None, not logged, without it."""
-    if t.batch.entropy is None:
-        return None
-    entropy = s.sum(t.row_sum(t.batch.entropy)) / s.sum(t.n)
-    return np.where(entropy > 0, x / entropy, math.nan)
-
-
-def masks(t: Tokens, s: Totals) -> Numbers:
-    """Return means over tokens of each sequence: of these the mean and the largest."""
-    x, a, kept = mismatch_kl(t), t.batch.advantages, t.kept
-    result = {
-        "masked_mismatch_kl": mean(t, x, ~kept),
-        "unmasked_mismatch_kl": mean(t, x, kept),
-        "is_masked": share(t, ~kept),
-    }
-    # `ipo`, whose mask does not depend on the advantage, logs less
-    if any(rule.statistic == "prob_diff" and rule.advantage != "any" for rule in t.preset.reject):
-        assert a is not None
-        result |= {
-            "is_masked_low": share(t, ~kept & (a < 0)),
-            "is_masked_high": share(t, ~kept & (a > 0)),
-            "masked_advantage_positive": mean(t, a > 0, ~kept),
-            "masked_advantage_negative": mean(t, a < 0, ~kept),
-        }
-    rows = s.sum(t.one)
-    return {
-        f"{name}/{how}": number
-        for name, x in result.items()
-        for how, number in (("mean", s.sum(x) / rows), ("max", s.max(x)))
-    }
-
-
-def mean(t: Tokens, x: Array, among: Array) -> Array:
-    """Return the mean over some tokens of each sequence, [S]; 0 where there are none."""
-    return t.row_sum(np.where(among, x, 0.0)) / np.maximum(t.row_sum(among), 1)
-
-
-def share(t: Tokens, flags: Array) -> Array:
-    """Return the share of the tokens of each sequence that are flagged, [S]."""
-    return t.row_sum(flags) / np.maximum(t.n, 1)
-
-
-PRIME_LOG = Log("prime-rl", log)
-
-# ---------------------------------------------------------------- configuration
 
 CLIP = ClipKeys("ratio_low", "ratio_high")
 TABLE = "trainer.loss."
@@ -173,4 +93,4 @@ def _ratios(low: float, high: float) -> Settings:
 
 
 READ = "PrimeIntellect-ai/prime-rl (configs/trainer.py with score_centering, read on 2026-11-28)"
-TRAINER = Trainer("prime-rl", READ, prime_rl, {"toml": toml}, clip=CLIP, logs=(PRIME_LOG,), title="prime-rl")
+TRAINER = Trainer("prime-rl", READ, prime_rl, {"toml": toml}, clip=CLIP, title="prime-rl")

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -18,11 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from typer.testing import CliRunner, Result
 
-from offpol_diag.check.verdict import logged_of
 from offpol_diag.cli import app
 from offpol_diag.dump.batch import joined
 from offpol_diag.dump.read import open_dump
 from offpol_diag.presets.catalogue import load
+from offpol_diag.trainers.logged import LOGS, steps_of
 
 ENVIRONMENT = {"COLUMNS": "80", "OFFPOL_DIAG_DEVICE": "cpu", "OFFPOL_DIAG_THREADS": "1"}
 UNSET = ("OFFPOL_DIAG_", "GITHUB_", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_", "TERMINAL_WIDTH")
@@ -171,9 +170,9 @@ def logged(path: Path, pairs: Iterable[tuple[str, str]], step: int | None = None
         pq.write_table(table, part := Path(folder, path.name))
         dump = open_dump([str(part)])
         batch = joined([*dump.batches()])
-    known, have = load(), frozenset(dump.info.columns)
-    where = "" if step is None else f"@step/{step}"
-    for method, log in dict.fromkeys(pairs):
-        if not known[method].lacking(have | {"advantages"}):
-            for word, x in logged_of(batch, replace(known[method], logs=log), have).items():
-                yield Number(f"logged/{method}/{log}{where}", word, x if np.isfinite(x) else np.nan)
+    known, where = load(), "" if step is None else f"@step/{step}"
+    logs = {method: [log for one, log in dict.fromkeys(pairs) if one == method] for method, _ in pairs}
+    for one in steps_of(batch, [known[method] for method in logs], dump.info.columns):
+        for log in logs[one.preset.name]:
+            for word, x in LOGS[log](one).items():
+                yield Number(f"logged/{one.preset.name}/{log}{where}", word, x if np.isfinite(x) else np.nan)

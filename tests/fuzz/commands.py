@@ -50,7 +50,7 @@ doctor a.parquet
 gate r.json --max=k3=1
 report r.json
 sweep a.parquet --preset=token_is
-check a.parquet --logged=h.jsonl
+check a.parquet --logged=h.jsonl --for verl
 """
 SOURCES = [
     "a.parquet",
@@ -111,7 +111,7 @@ def files() -> dict[str, bytes]:
         "r.json": "analyze a.parquet --presets token_is,seq_mis --no-html",
         "compare.json": "compare a.parquet b.parquet --presets token_is",
         "sweep.json": "sweep a.parquet --preset token_is --keep 0.9",
-        "check.json": "check a.parquet --logged h.jsonl --trainer verl",
+        "check.json": "check a.parquet --logged h.jsonl --for verl",
     }.items():
         made = answer(Input((*line.split(), "--json", name), found))
         if name not in made.changed:
@@ -142,10 +142,10 @@ sweep a.parquet --preset-file p.toml --preset={own} --json x.json
 compare a.parquet --preset-file p.toml --presets={own},none --md -
 """,
     "h.jsonl": """
-check a.parquet --logged h.jsonl --json c.json --html c.html --md c.md
-check a.parquet --logged h.jsonl --preset token_is -v
+check a.parquet --logged h.jsonl --for verl --json c.json --html c.html --md c.md
+check a.parquet --logged h.jsonl --for verl --presets token_is -v
 """,
-    "h.csv": "check a.parquet --logged h.csv --trainer {trainer} --md -",
+    "h.csv": "check a.parquet --logged h.csv --for {trainer} --presets token_is --md -",
 }
 """Kind of file → commands that read it."""
 

@@ -7,30 +7,22 @@ from pathlib import Path
 
 import numpy as np
 
-from offpol_diag.core.observe import Ahead
-from offpol_diag.core.study import Study
 from offpol_diag.dump.read import open_dump
-from offpol_diag.engine.context import BatchContext
 from offpol_diag.engine.preset_sums import norm_factor, normalised
 from offpol_diag.presets import catalogue
+from offpol_diag.trainers.logged import steps_of
 from tests import trainer_dumps
-from tests.whole import effect, token_mask
 
 BUILT_IN = catalogue.load(Path(__file__).parent / "rows.toml")
 """The catalogue, and corrections as trainers ship them."""
-
-
-def seen(preset, batch):
-    """Make the context of the whole batch, with the cuts that the preset needs."""
-    return BatchContext.of(batch, 0, 2, Ahead.of_batch(Study((preset,), frozenset()), batch).cut)
+COLUMNS = frozenset({"rollout_log_probs", "old_log_probs", "current_log_probs", "advantages"})
 
 
 def ours(name, batch):
     """Return each token's factor of the loss and whether it is in the denominator, [T] each."""
     preset = BUILT_IN[name]
-    done = effect(seen(preset, batch), preset)
-    mask = token_mask(done)
-    weights = done.weight
+    (done,) = steps_of(batch, [preset], COLUMNS)
+    mask, weights = done.kept.astype(float), done.w
     if normalised(preset):
         n, total = batch.lengths.astype(np.float64), done.row_sum(weights)
         by_token = preset.weight.over == "token"

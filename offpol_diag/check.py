@@ -1,0 +1,280 @@
+"""What a trainer logs of a dump, step by step, and the curves that it did log beside it.
+
+`numbers` computes what the functions of `trainers/logged.py` say of each step, `curves` reads the files of an
+experiment tracker, and `compared` lays one beside the other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import polars as pl
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
+
+from offpol_diag.dump.batch import Batch, joined
+from offpol_diag.dump.read import Dump
+from offpol_diag.errors import ResultError, UsageError
+from offpol_diag.files import read
+from offpol_diag.presets import Preset
+from offpol_diag.printable import printable_json
+from offpol_diag.result import first_mistake
+from offpol_diag.trainers.logged import LOGS, log_of, steps_of
+
+FORMAT: Literal["offpol-diag check 2"] = "offpol-diag check 2"
+RELATIVE, ABSOLUTE = 1e-5, 2e-8
+"""Differences below |value| · RELATIVE + ABSOLUTE are what float32 rounds."""
+MOST_BYTES = 1 << 28
+"""Most bytes of a file of curves."""
+STEPS = (
+    *("training/global_step", "train/global_step", "trainer/global_step", "global_step"),
+    *("train/step", "rollout/step", "step", "_step"),
+)
+"""Names of the training step, in any case; the first that a row has counts. W&B's `_step` counts calls."""
+WORDS = frozenset({"mean", "avg", "std", "min", "max"})
+"""Last parts of names that say nothing alone."""
+HINT = "export the curves as CSV, JSONL or Parquet with a column `step`, as W&B does"
+
+Curves = dict[str, dict[int | None, float]]
+"""Name → step → value."""
+
+
+class Row(BaseModel):
+    """One metric beside its curve."""
+
+    name: str = Field(description="the trainer's name of it")
+    curve: str = Field(description="its name in the file of curves")
+    steps: int = Field(description="steps that both have")
+    worst: int | None = Field(description="step where they are furthest apart, relative to the larger")
+    logged: FiniteFloat | None = Field(description="the curve there; null where it is not finite")
+    expected: FiniteFloat = Field(description="what the dump says there")
+    first: int | None = Field(description="first step that differs")
+    differs: int = Field(description="steps that differ")
+
+    @property
+    def off(self) -> float:
+        """The largest difference relative to the larger value, 0 to 2; infinite where the curve is."""
+        if self.logged is None:
+            return math.inf
+        size = max(abs(self.logged), abs(self.expected), ABSOLUTE)
+        return abs(self.logged - self.expected) / size
+
+
+class Checked(BaseModel):
+    """What a trainer logs of a dump, and its own curves beside it."""
+
+    format: Literal["offpol-diag check 2"] = FORMAT
+    version: str = Field(default_factory=lambda: version("offpol-diag"), description="of offpol-diag")
+    dump: list[str] = Field([], description="files of the dump")
+    logged: list[str] = Field([], description="files of curves")
+    trainer: str = Field(description="with the generation of what it logs, where it has several")
+    steps: list[int | None] = Field(min_length=1, description="[null] for a dump without steps")
+    numbers: dict[str, dict[str, list[FiniteFloat | None]]] = Field(
+        min_length=1, description="preset → logged name → what the dump says at each step"
+    )
+    preset: str = Field(
+        description="the one whose numbers are laid beside the curves: most of them are equal"
+    )
+    rows: list[Row] = Field([], description="metrics with a curve, those that differ first")
+    unmatched: list[str] = Field([], description="metrics of which no single curve has the name")
+    unknown: list[str] = Field([], description="curves that are no metric of the trainer")
+
+    @property
+    def different(self) -> list[Row]:
+        """The metrics that differ at some step."""
+        return [row for row in self.rows if row.differs]
+
+    def to_json(self) -> str:
+        """Return the result as JSON."""
+        return printable_json(json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)) + "\n"
+
+
+def loads(text: str, name: str) -> Checked:
+    """Parse the JSON of a check; `name` is its name in errors."""
+    try:
+        return Checked.model_validate_json(text)
+    except ValidationError as error:
+        raise ResultError(f"{name}: {first_mistake(error)}", "give what check --json wrote") from error
+
+
+# ---------------------------------------------------------------- what the dump says
+
+
+def by_step(dump: Dump) -> Iterator[tuple[int | None, Batch]]:
+    """Yield a dump a step at a time, as soon as it is whole; one without a column `step` as one."""
+    if "step" not in dump.info.columns:
+        yield None, joined([*dump.batches()])
+        return
+    left = Counter(step for batch in dump.only({"step"}).batches() for step in batch.scalars["step"])
+    parts = defaultdict[int, list[Batch]](list)
+    for batch in dump.batches():
+        steps = batch.scalars["step"]
+        for step, run in groupby(range(batch.sequences), steps.__getitem__):
+            rows = [*run]
+            left[step] -= len(rows)
+            if isinstance(step, int | float) and float(step).is_integer():
+                parts[int(step)].append(batch.rows(rows[0], rows[-1] + 1))
+                if not left[step]:
+                    yield int(step), joined(parts.pop(int(step)))
+    yield from ((step, joined(some)) for step, some in parts.items())
+
+
+@np.errstate(all="ignore")  # a trainer's inf and NaN are null here
+def numbers(dump: Dump, presets: Sequence[Preset], trainer: str, generation: str) -> dict[str, Curves]:
+    """Return preset → logged name → step → what the trainer logs, for presets whose columns the dump has."""
+    found: dict[str, Curves] = {}
+    for step, batch in by_step(dump):
+        for one in steps_of(batch, presets, dump.info.columns) if batch.tokens else ():
+            curves = found.setdefault(one.preset.name, {})
+            for name, x in LOGS[log_of(trainer, generation, one.preset)](one).items():
+                curves.setdefault(name, {})[step] = x
+    return found
+
+
+# ---------------------------------------------------------------- what was logged
+
+
+def curves(files: Sequence[Path]) -> Curves:
+    """Read files of curves: a row per step. A later value at a step replaces others, NaN no number.
+
+    Raises:
+        UsageError: a file cannot be read, holds several runs, or has no step.
+    """
+    found: Curves = {}
+    for file in files:
+        try:
+            rows = _rows(file, read(file, MOST_BYTES))
+        except OSError as error:
+            raise UsageError(f"{file}: cannot be read ({error.strerror or error})", HINT) from error
+        except UsageError:
+            raise
+        except (Exception, pl.exceptions.PanicException) as error:  # of damaged files
+            raise UsageError(f"{file}: holds no curves", HINT) from error
+        steps = 0
+        for row in rows:
+            values = {name: x for name, given in row.items() if (x := _number(given)) is not None}
+            lower = {name.lower(): name for name in values}
+            column = next((lower[one] for one in STEPS if one in lower), None)
+            if column is None or not math.isfinite(step := values.pop(column)) or step != int(step):
+                continue
+            steps += 1
+            for name, x in values.items():
+                points = found.setdefault(name, {})
+                if math.isfinite(x) or int(step) not in points:
+                    points[int(step)] = x
+        if not steps:
+            raise UsageError(f"{file}: has no column of steps", f"name it one of {', '.join(STEPS)}")
+    return found
+
+
+def _rows(file: Path, data: bytes) -> list[dict[str, object]]:
+    match file.suffix.lower():
+        case ".parquet":
+            return pl.read_parquet(data).to_dicts()
+        case ".jsonl" | ".ndjson":
+            return [dict(json.loads(line)) for line in data.decode("utf-8-sig").splitlines() if line.strip()]
+        case ".csv":
+            table = pl.read_csv(data.decode("utf-8-sig").encode(), infer_schema=False)
+        case _:
+            raise UsageError(f"{file}: is no file of curves", HINT)
+    names = [name for name in table.columns if not name.endswith(("__MIN", "__MAX"))]
+    metrics = [name.rpartition(" - ")[2] for name in names]  # a chart of W&B: `RUN - METRIC`
+    if twice := [name for name, many in Counter(metrics).items() if many > 1]:
+        raise UsageError(f"{file}: holds {twice[0]} of several runs", "export one run alone")
+    return table.select(names).rename(dict(zip(names, metrics, strict=True))).to_dicts()
+
+
+def _number(given: object) -> float | None:
+    """Return a number, also from text; else None."""
+    if isinstance(given, bool) or not isinstance(given, int | float | str):
+        return None
+    try:
+        return float(given)
+    except (ValueError, OverflowError):
+        return None
+
+
+# ---------------------------------------------------------------- one beside the other
+
+
+def curve_of(name: str, curves: Curves) -> str | None:
+    """Return the only curve of a name: the same, with more before it, or with another first part."""
+    last = name.rpartition("/")[2]
+    ways = (
+        [name] if name in curves else [],
+        [one for one in curves if one.endswith(f"/{name}")],
+        [one for one in curves if last not in WORDS and one.rpartition("/")[2] == last],
+    )
+    some = next(filter(None, ways), [])
+    trained = [one for one in some if not one.lower().startswith(("eval", "val", "test"))] or some
+    return trained[0] if len(trained) == 1 else None
+
+
+def compared(expected: Curves, logged: Curves) -> list[Row]:
+    """Compare what the dump says with the curves of the same names; what is furthest off comes first."""
+    rows = []
+    for name, points in expected.items():
+        curve = logged.get(at := curve_of(name, logged) or "", {})
+        if list(points) == [None] and len(curve) == 1:  # a dump without steps, and curves of one
+            curve = {None: next(iter(curve.values()))}
+        both = {step: (curve[step], x) for step, x in points.items() if step in curve and math.isfinite(x)}
+        if not both:
+            continue
+        wrong = [
+            s for s, (x, y) in both.items() if not math.isclose(x, y, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+        ]
+        every = [
+            Row(name=name, curve=at, steps=len(both), worst=step, logged=x if math.isfinite(x) else None,
+                expected=y, first=min(wrong, key=lambda s: s or 0, default=None), differs=len(wrong))
+            for step, (x, y) in both.items()
+        ]  # fmt: skip
+        rows.append(max(every, key=lambda row: row.off))
+    return sorted(rows, key=lambda row: (row.differs > 0, row.off), reverse=True)
+
+
+def checked(found: Mapping[str, Curves], logged: Curves, trainer: str) -> Checked:
+    """Return what a trainer logs under each preset, and the curves beside that which most of them equal.
+
+    Raises:
+        UsageError: curves are given, and no name or no step is in both.
+    """
+    rows = {preset: compared(one, logged) for preset, one in found.items()}
+    best = max(rows, key=lambda name: sum(1 if not row.differs else -1e-6 for row in rows[name]))
+    steps = sorted({step for curves in found.values() for one in curves.values() for step in one}, key=_order)
+    if logged and not rows[best]:
+        if any(curve_of(name, logged) for name in found[best]):
+            spans = (
+                f"{min(s, key=_order)} to {max(s, key=_order)}"
+                for s in (steps, {s for c in logged.values() for s in c})
+            )
+            raise UsageError("the dump has steps {}, the curves {}".format(*spans), "number both alike")
+        raise UsageError(
+            f"no curve has a name that {trainer} logs under {best}", f"it logs {', '.join(found[best])}"
+        )
+    known = {row.curve for row in rows[best]}
+    return Checked(
+        trainer=trainer,
+        steps=steps,
+        numbers={
+            preset: {
+                name: [x if math.isfinite(x := one.get(step, math.nan)) else None for step in steps]
+                for name, one in curves.items()
+            }
+            for preset, curves in found.items()
+        },
+        preset=best,
+        rows=rows[best],
+        unmatched=[name for name in found[best] if logged and name not in {row.name for row in rows[best]}],
+        unknown=[name for name in logged if name not in known],
+    )
+
+
+def _order(step: int | None) -> int:
+    return 0 if step is None else step

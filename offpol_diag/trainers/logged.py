@@ -1,0 +1,715 @@
+"""What trainers log of one training step: for each a function of the step's arrays → {logged name: number}.
+
+A step is the rows (sequences) of one update, under the preset that corrects it. Numbers of its tokens are
+[T], of its rows [S]. r = π_train/π_rollout = e^Δ of a token, Δ in nats; e^u is the ratio that the loss clips,
+π_θ/π_anchor. Where a trainer averages over micro-batches or ranks without their sizes, the step is one. What
+lacks a column is left out, what is undefined is NaN. Each function was read off the commit that it names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from offpol_diag.core.gap import Tokens
+from offpol_diag.core.observe import Ahead
+from offpol_diag.core.segments import Array
+from offpol_diag.core.steps import steps, veto_bounds, weighting
+from offpol_diag.core.study import Study
+from offpol_diag.dump.batch import Batch
+from offpol_diag.presets import OF_SEQUENCES, SMALLEST_NORM, Preset, Reject, Veto
+
+Logged = dict[str, float]
+EPS = 1e-8
+"""What several trainers add to a denominator."""
+SAFETY = 20.0
+"""Bound on log-ratios before exp in most trainers, nats."""
+LARGEST_K3 = math.exp(690.0)
+"""Bound on a token's k3, so that its sum stays finite."""
+PRIME_LARGEST = 1e30
+"""prime-rl's bound on a token's mismatch KL."""
+
+
+def steps_of(batch: Batch, presets: Sequence[Preset], columns: Collection[str]) -> list[Step]:
+    """Return a step under each preset for which it has the columns.
+
+    Args:
+        batch: the rows of the step.
+        presets: corrections that may have run.
+        columns: canonical columns of the dump; advantages are made of rewards where there are none.
+    """
+    study = Study.of(columns, presets)
+    ahead = Ahead.of_batch(study, batch)
+    batch = ahead.filled(batch)
+    on = Tokens.of(batch, partial(ahead.cut, batch))
+    return [Step(batch, preset, on) for preset in study.presets]
+
+
+@dataclass(eq=False)
+class Step:
+    """A step under a preset.
+
+    Attributes:
+        batch: its columns, all that the trainer has.
+        preset: the correction that ran.
+        on: applies presets to the batch.
+        n: tokens of each row, [S].
+        there: rows with a token, [S] bool.
+        train: log of the preset's numerator (π_old, or π_θ in bypass), [T].
+        d: Δ, [T] nats.
+        kept: tokens that pass all rules and the veto, [T] bool.
+        kept_rows: rows that pass the rules on rows and the veto, [S] bool.
+        unit: weights before rejection, not normalised: of tokens [T], or of rows [S] with `by_row`.
+        w: the same of each token, [T]; 1 without a weight.
+        above, below: weights of each row beyond their bounds, of its tokens or its own, [S].
+        bounded: tokens of each row whose weight is beyond a bound, [S].
+        u: log of the ratio that the loss clips, [T] nats, under GSPO the row's mean; where there is π_θ.
+    """
+
+    batch: Batch
+    preset: Preset
+    on: Tokens
+
+    def __post_init__(self) -> None:
+        batch, on, weight, made = self.batch, self.on, self.preset.weight, steps(self.preset)
+        self.runs, self.rows, self.tokens, self.loss = on.sequences, batch.sequences, batch.tokens, made.loss
+        self.n, self.there = self.runs.n, self.runs.filled
+        self.train, self.d = on.log_probs[self.preset.policy], on.log_ratio(self.preset.policy)
+        self.kept, passing = on.kept(made.tokens, made.sequences), on.passing_sequences(made.sequences)
+        self.kept_rows = np.ones(self.rows, bool) if passing is None else passing
+        self.by_row, self.w, self.bounded = False, np.ones(self.tokens), np.zeros(self.rows)
+        if weight is not None and made.weight is not None:
+            self.by_row, self.unit = not weight.on_tokens, on.weight(made.weight)
+            self.above, self.below = on.truncated(made.weight)
+            self.w = self.runs.spread(self.unit) if self.by_row else self.unit
+            self.bounded = (self.above + self.below) * (self.n if self.by_row else 1)
+        if batch.current is not None:
+            self.token_u = on.log_ratio("current", made.loss.anchor)
+            self.u = self.runs.spread(self.runs.mean(self.token_u)) if made.loss.pooled else self.token_u
+
+    def under(self, *rules: Reject, veto: Veto | None = None) -> Step:
+        """Return the step under other rules and another veto, by default none."""
+        return replace(self, preset=replace(self.preset, reject=rules, veto=veto))
+
+    def row_sum(self, x: Array) -> Array:
+        """Sum over the tokens of each row, or count flags, [T] → [S]."""
+        return self.runs.sum(x.astype(np.float64))
+
+    def row_mean(self, x: Array) -> Array:
+        """Average over the tokens of each row, [T] → [S]; 0 of a row without tokens."""
+        return self.row_sum(x) / self.runs.at_least_1
+
+    def k3(self, within: float | None = None) -> Array:
+        """r − 1 − Δ of tokens, Δ within ±`within`, [T] nats."""
+        return self.on.statistic("k3", self.preset.policy, within)
+
+    def veto_hits(self, veto: Veto | None) -> Array:
+        """Count the tokens of each row beyond a veto's bounds, [S]."""
+        if veto is None:
+            return np.zeros(self.rows)
+        return self.on.veto_hits(veto_bounds(self.preset.policy, veto))
+
+    def clip(self, ratio: Array) -> Array:
+        """Clip a ratio to the bounds of the loss."""
+        return ratio.clip(self.loss.low, self.loss.high)
+
+    @property
+    def clip_decides(self) -> Array:
+        """Tokens whose clipped term is the larger loss, [T] bool."""
+        r, a = np.exp(self.u), self.batch.advantages
+        assert a is not None
+        if self.loss.pooled:  # by the sign of A: products of rounded factors may be equal
+            return ((a > 0) & (self.clip(r) < r)) | ((a < 0) & (self.clip(r) > r))
+        return -a * self.clip(r) > -a * r
+
+
+def named(prefix: str, numbers: Mapping[str, float]) -> Logged:
+    """Return the numbers with a prefix before their names."""
+    return {prefix + name: float(x) for name, x in numbers.items()}
+
+
+def mean(x: Array) -> float:
+    """Return the mean; NaN of nothing."""
+    return float(x.sum() / np.float64(x.size))
+
+
+def std(x: Array, less: int = 1, about: float = 0.0) -> float:
+    """Return the standard deviation with n − `less`, of sums about a number near the mean; NaN of too few."""
+    off = x - about
+    squares = max((off**2).sum() - off.sum() ** 2 / max(x.size, 1), 0.0)
+    return math.sqrt(squares / (x.size - less)) if x.size > less else math.nan
+
+
+def top(x: Array) -> float:
+    """Return the largest; −inf of nothing."""
+    return float(x.max(initial=-math.inf))
+
+
+def least(x: Array) -> float:
+    """Return the smallest; inf of nothing."""
+    return float(x.min(initial=math.inf))
+
+
+def ends(form: str, x: Array, words: str = "mean min max") -> Logged:
+    """Return numbers of an array, named by their word in the place of `*`."""
+    of = {"mean": mean, "avg": mean, "std": std, "min": least, "max": top}
+    return {form.replace("*", word): of[word](x) for word in words.split()}
+
+
+def perplexities(train: Array, rollout: Array, average: Callable[[Array], float] = mean) -> Logged:
+    """Return what verl and those who took its names say of the mean log-probs of rows, [S] each."""
+    return {
+        "training_ppl": average(np.exp(-train)),
+        "training_log_ppl": average(-train),
+        "rollout_ppl": average(np.exp(-rollout)),
+        "rollout_log_ppl": average(-rollout),
+        "log_ppl_diff": average(rollout - train),
+        "log_ppl_abs_diff": average(abs(rollout - train)),
+        "ppl_ratio": average(np.exp(rollout - train)),
+    }
+
+
+# ---------------------------------------------------------------- verl
+
+
+def verl(s: Step, generation: str) -> Logged:
+    """verl 4424616d (2025-10), 418f964a (2025-11), b178a3cd (2026-01), 1dda039b (2026-03).
+
+    std and ESS are of weights clamped to [1/C, C], since 2026-03 [0, C]. Since 2026-01 each rule is an option
+    of −log r with numbers of its own, and no veto is left.
+    """
+    p, oldest, by_option, newest = (
+        s.preset,
+        generation == "2025-10",
+        generation >= "2026",
+        generation >= "2026-03",
+    )
+    found = named("mismatch_" * oldest, verl_gap(s, chi2=not oldest))
+    if p.weight is not None:
+        found |= named("rollout_is_", verl_weights(s, oldest, newest))
+    if not by_option:
+        hits = s.veto_hits(p.veto)
+        found["rollout_is_veto_fraction"] = mean(hits > 0)
+        found["rollout_is_catastrophic_token_fraction"] = over_tokens(s, hits)
+    for rule in () if oldest else p.reject:
+        if by_option:
+            kind = "k1" if rule.statistic == "ratio" else rule.statistic
+            option = f"token_{kind}" if rule.over == "token" else f"seq_{rule.over}_{kind}"
+            found |= named(f"rollout_rs_{option}_", verl_option(s, rule))
+        else:
+            low, high = band_of(rule)
+            shares = rule.over in ("sum", "mean")
+            found |= named("rollout_rs_", verl_ratio(s, rule.over, low or 1 / high, high, shares))
+    if p.reject:
+        bare = s.under(*p.reject)
+        lost = s.row_sum(~bare.kept)
+        touched = (lost > 0) | (~bare.kept_rows & (not by_option))
+        found |= named(
+            "rollout_is_" if oldest else "rollout_rs_",
+            {"masked_fraction": over_tokens(s, lost), "seq_masked_fraction": mean(touched)},
+        )
+    found = named("mismatch/" if oldest else "rollout_corr/", found)
+    if newest and p.policy == "old":
+        found |= named("training/", verl_probabilities(s))
+    if newest and s.batch.current is not None and s.batch.advantages is not None:
+        found |= named("actor/", verl_update(s))
+    return found
+
+
+def over_tokens(s: Step, x: Array) -> float:
+    """Return a sum as verl's masked mean: over the tokens + 1e-8."""
+    return float(x.sum() / (s.tokens + EPS))
+
+
+def verl_gap(s: Step, chi2: bool) -> Logged:
+    """Return perplexities of rows, and KL and χ² estimates of tokens."""
+    found = perplexities(*(s.row_sum(x) / (s.n + EPS) for x in (s.train, s.batch.rollout)))
+    found |= {"kl": over_tokens(s, -s.d), "k3_kl": over_tokens(s, s.k3().clip(max=LARGEST_K3))}
+    found |= ends("log_ppl_diff_*", -s.row_mean(s.d), "max min")
+    if chi2:
+        found["chi2_token"] = over_tokens(s, np.exp(s.d.clip(-SAFETY, SAFETY)) ** 2) - 1
+        found["chi2_seq"] = mean(np.exp(2 * s.row_sum(s.d).clip(-SAFETY, SAFETY))) - 1
+    return found
+
+
+def band_of(rule: Reject) -> tuple[float | None, float]:
+    """Return a rule's bounds on r; those of k1 = −Δ are in nats."""
+    low, high = rule.lower, rule.upper
+    if rule.statistic == "k1":
+        low, high = (None if x is None else math.exp(-x) for x in (high, low))
+    return low, high or math.inf
+
+
+def verl_weights(s: Step, oldest: bool, newest: bool) -> Logged:
+    """Return `rollout_is_`: thresholds are [1/C, C] unless there is a lower bound."""
+    weight = s.preset.weight
+    assert weight is not None
+    bands = [band_of(rule) for rule in s.preset.reject if rule.statistic in ("ratio", "k1")]
+    low, high = bands[0] if oldest and bands else (weight.lower, weight.upper or math.inf)
+    shares = weight.over == "sum" or (weight.over == "mean" and not oldest)
+    found = verl_ratio(s, weight.over, low or 1 / high, high, shares, applied=newest)
+    if newest and weight.action == "mask":
+        found["oob_ratio"] = over_tokens(s, s.bounded)
+    if weight.normalize and not oldest:
+        factor = mean(s.w if weight.over == "token" else s.row_mean(s.w)[s.there])
+        found["batch_norm_factor"] = factor if factor > SMALLEST_NORM else 1.0
+    return found
+
+
+def verl_ratio(s: Step, over: str, low: float, high: float, shares: bool, applied: bool = False) -> Logged:
+    """Return `compute_is_metrics`, of the ratio before truncation, or of weights as they are `applied`.
+
+    Fractions beyond the thresholds are of the ratio, of rows (`shares`) or tokens; so are a row's extremes.
+    """
+    log, by_row = s.on.aggregate("ratio", s.preset.policy, over, None), over in OF_SEQUENCES
+    raw = np.exp(log.clip(-SAFETY, SAFETY))
+    x = raw
+    if applied:
+        masks = s.preset.weight is not None and s.preset.weight.action == "mask"
+        x = s.unit if masks else np.minimum(raw, high)
+    found = verl_spread(s, x, by_row, 0.0 if applied else low, high, 1.0, s.n >= 0)
+    row = (raw * s.n if by_row else s.row_sum(raw)) / (s.n + EPS)
+    found |= {"seq_fraction_high": mean(row > high), "seq_fraction_low": mean(row < low)}
+    if by_row:
+        found |= {"max": math.exp(min(top(log), SAFETY)), "min": math.exp(least(log))}
+    for name, flags in (("high", raw > high), ("low", raw < low)):
+        many = over_tokens(s, flags * s.n if by_row else flags)
+        found[f"ratio_fraction_{name}"] = mean(flags) if shares else many
+    return found
+
+
+def verl_spread(
+    s: Step, x: Array, by_row: bool, low: float, high: float, centre: float, among: Array
+) -> Logged:
+    """Return mean, extremes, std, ESS and numbers of rows of a statistic.
+
+    Args:
+        s: the step.
+        x: the statistic, [T], or [S] with `by_row`.
+        by_row: whether the tokens of a row share it.
+        low: what x is clamped to from below for std and ESS.
+        high: the same from above.
+        centre: what x is on-policy: std is of sums about it, so that nothing cancels.
+        among: the rows that count, [S] bool.
+    """
+
+    def masked_mean(x: Array) -> float:
+        return over_tokens(s, x * s.n if by_row else x)
+
+    held, short = x.clip(low, high), EPS / (s.tokens + EPS)  # 1 less verl's mean of 1
+    first, second = masked_mean(held - centre), masked_mean((held - centre) ** 2)
+    variance = second - first**2 + 2 * centre * first * short + centre**2 * (1 - short) * short
+    row = ((x * s.n if by_row else s.row_sum(x)) / (s.n + EPS))[among]
+    return {
+        "mean": masked_mean(x),
+        **ends("*", x[s.there] if by_row else x, "max min"),
+        "std": math.sqrt(max(variance, 0.0)) if s.tokens > 1 else 0.0,
+        "eff_sample_size": (masked_mean(held) + EPS) ** 2 / np.float64(masked_mean(held**2)),
+        **ends("seq_*", row),
+        "seq_std": std(row, about=centre) if len(row) > 1 else 0.0,
+        "seq_max_deviation": top(abs(row - centre)),
+        "seq_fraction_high": mean(row > high),
+        "seq_fraction_low": mean(row < low),
+    }
+
+
+def verl_option(s: Step, rule: Reject) -> Logged:
+    """Return `compute_rs_metrics` of one option: of −log r where presets speak of r."""
+    statistic, low, high = rule.statistic, rule.lower or 0.0, math.inf if rule.upper is None else rule.upper
+    if statistic == "ratio":
+        statistic, low = "k1", -math.log(rule.upper or math.inf)
+        high = -math.log(rule.lower) if rule.lower else math.inf
+    elif statistic == "k1":
+        low = -math.inf if rule.lower is None else rule.lower
+    x, by_row = s.on.aggregate(statistic, s.preset.policy, rule.over, SAFETY), rule.over in OF_SEQUENCES
+    found, lost = verl_spread(s, x, by_row, low, high, 0.0, s.there), s.row_sum(~s.under(rule).kept)
+    for name, flags in (("fraction_high", x > high), ("fraction_low", x < low)):
+        found[name] = mean(flags[s.there]) if by_row else over_tokens(s, flags)
+    found |= {"masked_fraction": over_tokens(s, lost), "seq_masked_fraction": mean(lost[s.there] > 0)}
+    if statistic != "k1":  # the others have no lower threshold
+        found["fraction_low"] = 0.0
+        del found["seq_fraction_low"]
+    del found["eff_sample_size"]
+    return found
+
+
+def verl_probabilities(s: Step) -> Logged:
+    """Return `training/`: how the two probabilities of a token differ."""
+    p, q = np.exp(s.train), np.exp(s.batch.rollout)
+    found = {"rollout_probs_diff_valid": 1.0} | ends("rollout_probs_diff_*", abs(p - q), "max mean std")
+    p, q = p - mean(p), q - mean(q)
+    vary = np.sqrt(mean(p * p) * mean(q * q))
+    return found | {"rollout_actor_probs_pearson_corr": mean(p * q) / vary if vary > 0 else math.nan}
+
+
+def verl_update(s: Step) -> Logged:
+    """Return `actor/`, over the tokens that rejection leaves; clip fractions of losses that clip."""
+    loss, kl, many = s.on.loss(s.loss), s.on.loss_kl(s.loss.anchor, s.loss.kl_within), s.kept.sum() + EPS
+    found = {"ppo_kl": kl[s.kept].sum() / many}
+    for name, acts in (("pg_clipfrac", loss.clipped), ("pg_clipfrac_lower", loss.dual_clipped)):
+        if s.preset.loss != "reinforce":
+            found[name] = 0.0 if acts is None else acts[s.kept].sum() / many
+    return found
+
+
+# ---------------------------------------------------------------- TRL, OpenRLHF, ms-swift
+
+
+def trl(s: Step) -> Logged:
+    """TRL f2cd5771 (grpo_trainer.py:3218-3258): `sampling/` while its correction is on, `clip_ratio/`."""
+    found, b, loss = Logged(), s.batch, s.loss
+    if s.preset.weight is not None:
+        found |= ends("sampling/sampling_logp_difference/*", abs(s.d), "mean max")
+        found |= ends("sampling/importance_sampling_ratio/*", s.unit)
+    if b.current is None or b.advantages is None:
+        return found
+    r, size = np.exp(s.u).clip(max=loss.dual), np.ones(s.rows) if loss.pooled else s.n
+    cuts = (r < loss.low) & (b.advantages < 0), (r > loss.high) & (b.advantages > 0)
+    if loss.kind == "cispo":
+        found["cispo_clip_ratio"] = mean(cuts[1])
+    if loss.kind in ("ppo_clip", "gspo"):
+        low, high = (np.minimum(s.row_sum(flags), size) for flags in cuts)
+        found["clip_ratio/low_mean"], found["clip_ratio/high_mean"] = (
+            x.sum() / size.sum() for x in (low, high)
+        )
+        found["clip_ratio/region_mean"] = found["clip_ratio/low_mean"] + found["clip_ratio/high_mean"]
+        found["clip_ratio/low_min"] = least(low[size > 0] / size[size > 0])
+        found["clip_ratio/high_max"] = top(high[size > 0] / size[size > 0])
+    return found
+
+
+def openrlhf(s: Step) -> Logged:
+    """OpenRLHF 3c3be623 (models/loss.py), with `is_filter_ratio` of September 2026 (pull request 1339)."""
+    found, b, p = Logged(), s.batch, s.preset
+    if b.current is not None and b.advantages is not None:
+        found["ppo_clip_ratio"] = mean(s.clip_decides)
+    if b.current is not None and b.old is not None:
+        found["ppo_kl"] = mean(b.old - b.current)
+    if b.old is not None and p.loss == "ppo_clip" and p.weight is not None:
+        found["vllm_kl"] = mean(b.rollout - b.old)
+        bare = s.under(*p.reject)
+        of_tokens = mean(~bare.kept) if p.reject else s.bounded.sum() / s.tokens
+        of_rows = any(not rule.on_tokens for rule in p.reject)
+        found["is_filter_ratio"] = mean(s.there & ~bare.kept_rows) if of_rows else of_tokens
+    return found
+
+
+def ms_swift(s: Step) -> Logged:
+    """ms-swift 3602360a: verl's names; k3 of a token at most 10, chi2_seq of geometric means."""
+    d, gap, weight = s.d.clip(-SAFETY, SAFETY), s.row_mean(-s.d), s.preset.weight
+    found = perplexities(s.row_mean(s.train), s.row_mean(s.batch.rollout))
+    found |= {"kl": mean(-s.d), "k3_kl": mean(s.k3(SAFETY).clip(max=10.0))}
+    found |= ends("log_ppl_diff_*", gap, "max min")
+    found["chi2_token"] = mean(np.exp(d) ** 2) - 1
+    found["chi2_seq"] = mean(np.exp(-2 * gap.clip(-SAFETY, SAFETY))) - 1
+    if weight is not None:
+        gates = [rule.upper for rule in s.preset.reject if (rule.statistic, rule.over) == ("ratio", "mean")]
+        bound = weight.upper or next(iter(gates), None) or math.inf
+        above, w = s.on.aggregate("ratio", s.preset.policy, "mean", SAFETY) > math.log(bound), s.w
+        of_rows = weight.over != "token" or (weight.upper is None and bool(gates))
+        if of_rows and not s.by_row:  # sequence_mask multiplies the ratios of tokens by 0 or 1
+            w = np.where(s.runs.spread(above), 0.0, w)
+        held, out = w.clip(1 / bound, bound), s.above + s.below * (weight.action == "mask")
+        found["is_weight_mean"] = mean(w)
+        found["ess"] = 1 / max(mean(held**2) / (mean(held) + EPS) ** 2, 1e-10)
+        found["clipped_frac"] = mean(above) if of_rows else out.sum() / s.tokens
+    return named("rollout_correction/", found)
+
+
+# ---------------------------------------------------------------- slime and miles: means of samples first
+
+
+def slime(s: Step, helper: bool, fork: bool = False) -> Logged:
+    """slime 624b824a8, with its MIS helper or without; `fork`: miles 31f1ca961 (loss_hub/losses.py:290-385).
+
+    A number is averaged over the tokens of each sample, then over samples, one without a token as 0. What the
+    helper rejects counts as 0 in the loss's own numbers, and leaves none of those of `mis_`.
+    """
+    b, left, n = s.batch, s if helper else s.under(), s.runs.at_least_1
+
+    def of_kept(x: Array) -> float:
+        return mean(s.row_mean(np.where(left.kept, x, 0.0)))
+
+    found = {"train_rollout_logprob_abs_diff": of_kept(abs(s.d))}
+    if fork:
+        found["train_rollout_kl"] = of_kept(s.k3(SAFETY).clip(max=10.0))
+        if s.preset.policy != "old":  # the anchor is the rollout
+            found = dict.fromkeys(found, 0.0)
+    if b.current is not None:
+        found["ppo_kl"], r = of_kept(-s.u), np.exp(s.u)
+        if helper or s.preset.weight is not None:
+            found["ois"] = mean(s.row_mean(r))
+        if b.advantages is not None:
+            moved = {"reinforce": np.zeros(s.tokens, bool), "cispo": s.clip(r) != r}
+            found["pg_clipfrac"] = of_kept(moved.get(s.loss.kind, s.clip_decides))
+        if fork:
+            w = np.exp(s.token_u.clip(-SAFETY, SAFETY))
+            ess = s.row_sum(w) ** 2 / (n * np.maximum(s.row_sum(w**2), EPS))
+            found["ess_ratio"] = mean(s.there if s.loss.pooled else ess)
+    if helper:
+        found |= named("mis_", slime_gap(s) | ({} if s.preset.weight is None else slime_weights(s)))
+    elif s.preset.weight is not None:
+        found["tis"], found["tis_abs"] = (mean(s.row_mean(x)) for x in (np.exp(s.d), abs(np.expm1(s.d))))
+        found["tis_clipfrac"] = mean((s.above + s.below) / (1 if s.by_row else n))
+    return named("train/", found)
+
+
+def slime_gap(s: Step) -> Logged:
+    """Return the MIS helper's perplexities, KL and χ² estimates."""
+    off = np.expm1(s.d.clip(-SAFETY, SAFETY))
+    found = perplexities(
+        s.row_mean(s.train), s.row_mean(s.batch.rollout), lambda x: mean(np.where(s.there, x, 0.0))
+    )
+    found |= {"kl": mean(-s.row_mean(s.d)), "k3_kl": mean(s.row_mean(s.k3()))}
+    found["chi2_token"] = mean(s.row_mean(off * (off + 2)))
+    found["chi2_seq"] = mean(np.expm1(2 * s.row_sum(s.d).clip(-SAFETY, SAFETY)))
+    return found
+
+
+def slime_weights(s: Step) -> Logged:
+    """Return the numbers of the MIS helper's tis_mode, use_rs, veto and batch normalisation."""
+    p, weight, n = s.preset, s.preset.weight, s.runs.at_least_1
+    assert weight is not None
+    rules = [rule for rule in p.reject if rule.statistic == "ratio"]
+    masks, rejects = (rules[:1], rules[1:2]) if weight.action == "none" else ([], rules[:1])
+    raw = s.on.weight(weighting(p.policy, replace(weight, action="none")))
+
+    def of_samples(x: Array) -> float:
+        return mean(np.where(s.there, x, 0.0))
+
+    def outside(name: str, some: list[Reject]) -> Logged:
+        """Return shares of tokens beyond each bound of a rule, whatever else rejects them."""
+        low = [of_samples(s.row_mean(~s.under(replace(rule, upper=None)).kept)) for rule in some]
+        high = [of_samples(s.row_mean(~s.under(replace(rule, lower=None)).kept)) for rule in some]
+        return {f"{name}_mask_fraction_low": sum(low), f"{name}_mask_fraction_high": sum(high)}
+
+    before, after = (of_samples(x if s.by_row else s.row_mean(x)) for x in (raw, s.unit))
+    above, below = (of_samples(x if s.by_row else x / n) for x in (s.above, s.below))
+    found = {
+        "tis_weight_before_bound": before,
+        "tis_weight_after_bound": after,
+        "is_ratio_mean_after_tis_rs": after,
+    }
+    if masks:
+        found |= outside("tis", masks)
+    elif weight.action == "truncate" and weight.lower is None:
+        found["tis_truncate_fraction"] = above
+    elif weight.action == "truncate":
+        found |= {"tis_clip_fraction_low": below, "tis_clip_fraction_high": above}
+    if rejects or p.veto is not None:
+        found |= outside("rs", rejects)
+    if p.veto is not None:
+        hits = s.veto_hits(p.veto)
+        found["rs_catastrophic_token_fraction"] = of_samples(hits / n)
+        found["rs_catastrophic_seq_fraction"] = of_samples(hits > 0)
+    factor = 1.0
+    if weight.normalize:
+        average = mean(s.w) if weight.over == "token" else after
+        factor = average if average > SMALLEST_NORM else 1.0
+        found["batch_norm_factor"] = factor * mean(s.there)
+    smallest, largest = (s.unit, s.unit) if s.by_row else (s.runs.min(s.unit), s.runs.max(s.unit))
+    for name, x in (("mean", after), ("min", of_samples(smallest)), ("max", of_samples(largest))):
+        found[f"is_ratio_{name}_final"] = x / factor
+    return found
+
+
+# ---------------------------------------------------------------- NeMo-RL, AReaL, prime-rl
+
+
+def nemo_rl(s: Step) -> Logged:
+    """NeMo-RL 7ea279abf (loss_functions.py, grpo.py): nothing is clamped; the error mask comes first."""
+    b, weight, rules = s.batch, s.preset.weight, s.preset.reject
+    masked = s.under(*(rule for rule in rules if rule.statistic == "mult_prob_error" and not rule.on_tokens))
+    left, rows, times = masked.kept, s.there & masked.kept_rows, np.exp(abs(s.d))
+    tokens, lost, error = s.n[rows].sum() + EPS, s.there & ~rows, s.row_mean(times)
+    gaps = {
+        "token_mult_prob_error": times,
+        "gen_kl_error": s.k3(),
+        "policy_kl_error": np.expm1(-s.d) + s.d,
+        "js_divergence_error": np.log1p(2 * np.sinh(s.d / 4) ** 2),
+    }
+    found = {name: x[left].sum() / tokens for name, x in gaps.items()}
+    found["num_masked_seqs_by_logprob_error"] = lost.sum()
+    for after, among in (("", s.there), ("_after_mask", rows)):
+        found |= ends(f"*_seq_mult_prob_error{after}", error[among] if among.any() else np.zeros(1))
+    if b.rewards is not None:
+        found["masked_correct_pct"] = (lost & (b.rewards == 1)).sum() / max(lost.sum(), 1)
+    w = np.exp(s.d) if weight is None else s.w
+    total = s.unit[s.row_sum(s.kept) > 0].sum() if s.by_row else w[s.kept].sum()
+    units = tokens if weight is None or weight.over == "token" else rows.sum() + EPS
+    found["sampling_importance_ratio"] = total / units
+    gates = [
+        rule for rule in rules if (rule.statistic, rule.over) == ("ratio", "mean") and not rule.on_tokens
+    ]
+    if gates:  # seq-mask-tis counts rows
+        found["is_oob_ratio"] = (rows & ~s.under(*gates).kept_rows).sum() / (rows.sum() + EPS)
+    elif weight is not None and weight.action in ("truncate", "mask"):
+        found["is_oob_ratio"] = s.bounded[rows].sum() / tokens
+    if b.current is not None:
+        raw = b.current if s.loss.kind == "reinforce" else np.exp(s.u)  # REINFORCE has no ratio
+        for name, x in (
+            ("probs_ratio", raw),
+            ("probs_ratio_clamped", raw if raw is b.current else s.clip(raw)),
+        ):
+            found |= {name: x[left].sum() / tokens, **ends(f"{name}_*", x[left], "min max")}
+        entropy = -np.exp(s.on.log_ratio("current")) * b.current
+        found["approx_entropy"] = entropy[left].sum() / tokens
+    return named("train/", found)
+
+
+def areal(s: Step) -> Logged:
+    """AReaL 4aef98d8d (trainer/ppo/actor.py): average, smallest and largest over tokens of a denominator.
+
+    That is the valid tokens (what M2PO leaves), or those that are kept with a weight above 0.
+    """
+    weight, kept, numbers = s.preset.weight, s.kept, list[tuple[str, Array, Array]]()
+    valid = s.under(*(rule for rule in s.preset.reject if rule.over == "batch")).kept
+    behave = kept & (s.w > 0) if weight is not None and weight.action == "mask" else kept
+    if s.batch.current is not None:
+        both = s.on.log_ratio("current")
+        if s.loss.kind != "gspo":
+            ratio = np.where(kept, np.exp(s.u), 0.0)
+            numbers += [("importance_weight", ratio, valid), ("approx_kl", s.u, valid)]
+        numbers += [
+            ("compute_logp/kl_div_direct", -both, behave),
+            ("compute_logp/kl_div_taylor", both**2 / 2, behave),
+            ("compute_logp/kl_div_dual", s.on.statistic("k3", "current", None), behave),
+        ]
+    if weight is not None:
+        numbers += [("behave_imp_weight", s.w, behave), ("behave_approx_kl", s.d, behave)]
+    found = Logged()
+    for name, x, among in numbers:
+        found |= ends(f"{name}/*", x[among], "avg min max") if among.any() else {}
+    if weight is not None and weight.action != "mask":
+        changed = valid.sum() - kept.sum() + (s.bounded.sum() if weight.action == "truncate" else 0)
+        found["rs_filtered_fraction"] = changed / max(valid.sum(), 1)
+    return named("ppo_actor/update/", found)
+
+
+def prime_rl(s: Step) -> Logged:
+    """prime-rl 559b44772 (trainer/rl/loss.py): of all tokens; else mean and largest of the means of rows."""
+    x = (np.expm1(s.d).clip(max=PRIME_LARGEST) - s.d).clip(max=PRIME_LARGEST)
+    found, lost, a = ends("mismatch_kl/all/*", x, "mean std max"), ~s.kept, s.batch.advantages
+    if s.batch.entropy is not None:
+        found["kl_ent_ratio/mean"] = mean(x) / (mean(s.batch.entropy) or math.nan)
+
+    def of_rows(x: Array, among: Array) -> Array:
+        return s.row_sum(np.where(among, x, 0.0)) / np.maximum(s.row_sum(among), 1)
+
+    rows = {"masked_mismatch_kl": of_rows(x, lost), "unmasked_mismatch_kl": of_rows(x, s.kept)}
+    rows["is_masked"] = s.row_mean(lost)
+    # `ipo`, whose mask does not depend on the advantage, logs less
+    if any(rule.statistic == "prob_diff" and rule.advantage != "any" for rule in s.preset.reject):
+        assert a is not None
+        for word, sign, flags in (("low", "negative", a < 0), ("high", "positive", a > 0)):
+            rows[f"is_masked_{word}"] = s.row_mean(lost & flags)
+            rows[f"masked_advantage_{sign}"] = of_rows(flags, lost)
+    for name, x in rows.items():
+        found |= ends(f"{name}/*", x, "mean max")
+    return found
+
+
+# ---------------------------------------------------------------- SkyRL
+
+
+def skyrl(s: Step) -> Logged:
+    """SkyRL a9564572e (off_policy_correction_utils.py, ppo_utils.py): log r within ±20.
+
+    Some numbers are of the padded batch, rows × longest response, where all that is no loss token is 0.
+    """
+    p, gap, off = s.preset, abs(s.d), np.expm1(s.d.clip(-SAFETY, SAFETY))
+    hole, at_old, a = s.rows * top(s.n + s.batch.masked) - s.tokens, p.policy == "old", s.batch.advantages
+    space = "rollout_train" if at_old else "minibatch_rollout"
+    found = named(f"policy/{space}_logprobs_abs_diff_", ends("*", gap) | {"std": std(gap, less=int(at_old))})
+    if at_old:
+        n = s.tokens + hole  # off is −1 in the hole
+        variance = ((off**2).sum() + hole - (off.sum() - hole) ** 2 / n) / (n - 1)
+        found |= {"is_ratio_mean": mean(off) + 1, "is_ratio_std": math.sqrt(max(variance, 0.0))}
+        found |= ends("is_ratio_*", off + 1, "min max") | skyrl_corrections(s)
+        if a is not None and s.batch.current is not None:
+            above, below = beyond(s.token_u, s.loss.high), beyond(s.token_u, s.loss.low, below=True)
+            found["clip_ratio"] = mean((above & (a > 0)) | (below & (a < 0)))
+    else:  # of losses against the rollout: what is cut, zeroed or masked
+        cut = s.tokens - s.kept.sum() + (0 if p.weight is None else (s.above + s.below).sum())
+        found["clip_ratio"] = cut / max(s.tokens, 1)
+        if p.weight is not None and p.weight.action == "truncate":
+            found |= ends("cispo/ratio_*", off + 1) | {"cispo/ratio_clamped_mean": mean(s.w)}
+    padded = "is_ratio_min" if at_old else "policy/minibatch_rollout_logprobs_abs_diff_min"
+    if hole > 0:
+        found[padded] = min(found[padded], 0.0)
+    return found
+
+
+def beyond(log: Array, bound: float | None, below: bool = False) -> Array:
+    """Flag where a log-ratio, clamped to ±20, is above the log of a bound, or below it."""
+    held, edge = log.clip(-SAFETY, SAFETY), math.log(bound) if bound else -math.inf if below else math.inf
+    return held < edge if below else held > edge
+
+
+def skyrl_corrections(s: Step) -> Logged:
+    """Return shares of outliers, token mask, cap and sequence mask, each over what those before it left."""
+    p, found = s.preset, Logged()
+    of_tokens = [rule for rule in p.reject if rule.over == "token"]
+    before, left = s.under(veto=p.veto).kept.sum(), s.under(*of_tokens, veto=p.veto).kept
+    if p.veto is not None:
+        high, low = replace(p.veto, lower=None), replace(p.veto, upper=None)
+        for name, veto in (("masked", p.veto), ("over_high", high), ("under_low", low)):
+            found[f"outlier_seq_{name}_ratio"] = mean(s.veto_hits(veto) > 0)
+    if of_tokens:
+        found["token_mask_ratio"] = (before - left.sum()) / max(before, 1)
+    total = s.row_sum(np.where(left, s.d, 0.0))
+    if p.weight is not None and p.weight.over == "token":
+        capped = beyond(s.d, p.weight.upper)[left].sum()
+        found["tis_token_clip_high_ratio"] = capped / max(left.sum(), 1)
+    if p.weight is not None and p.weight.over == "sum":
+        found["tis_seq_clip_high_ratio"] = mean(beyond(total, p.weight.upper))
+    for name, over, x in (("geo", "mean", total / s.row_sum(left).clip(min=1)), ("product", "sum", total)):
+        for rule in (one for one in p.reject if (one.statistic, one.over) == ("ratio", over)):
+            above, below = mean(beyond(x, rule.upper)), mean(beyond(x, rule.lower, below=True))
+            shares = {"masked": above + below, "over_high": above, "under_low": below}
+            found |= {f"{name}_sequence_mask_{word}_ratio": share for word, share in shares.items()}
+    return found
+
+
+LOGS: Mapping[str, Callable[[Step], Logged]] = {
+    **{f"verl-{one}": partial(verl, generation=one) for one in ("2025-10", "2025-11", "2026-01", "2026-03")},
+    "trl": trl,
+    "ms-swift": ms_swift,
+    "openrlhf": openrlhf,
+    "nemo-rl": nemo_rl,
+    "slime": partial(slime, helper=False),
+    "slime-mis": partial(slime, helper=True),
+    "miles": partial(slime, helper=False, fork=True),
+    "miles-mis": partial(slime, helper=True, fork=True),
+    "areal": areal,
+    "prime-rl": prime_rl,
+    "skyrl": skyrl,
+}
+"""Who logs, with the version or the helper that decides the names → the function."""
+TRAINERS = tuple(dict.fromkeys(word.partition("-20")[0].removesuffix("-mis") for word in LOGS))
+"""Trainers whose logged numbers are known."""
+GENERATIONS = {"2026-03": (0, 8, 0), "2026-01": (0, 7, 1), "2025-11": (0, 6, 1), "2025-10": (0, 0, 0)}
+"""verl's generations → its first version, the newest first."""
+
+
+def log_of(trainer: str, generation: str, preset: Preset) -> str:
+    """Return which of `LOGS` a trainer, of a generation if it is verl, has under a preset.
+
+    slime and miles take the MIS helper for what their flags cannot say.
+    """
+    weight, rules = preset.weight, preset.reject
+    if trainer == "verl":
+        return f"verl-{generation}"
+    if trainer not in ("slime", "miles") or weight is None:
+        return trainer
+    band = (
+        weight.action == "none"
+        and len(rules) == 1
+        and (rules[0].statistic, rules[0].over) == ("ratio", "token")
+    )
+    plain = weight.over == "token" and not weight.normalize and preset.veto is None and (band or not rules)
+    return trainer if plain else f"{trainer}-mis"
