@@ -178,14 +178,16 @@ def to_table(columns: Mapping[str, Any], floats: pa.DataType | None = None, refu
     keep = None  # [S, L]: true up to the last 1 of each row
     if getattr(given.get(MASK), "ndim", 1) == 2:
         keep = np.logical_or.accumulate(_numbers(MASK, given[MASK])[:, ::-1] != 0, axis=1)[:, ::-1]
-    lengths = [len(row) for row in _rows(ROLLOUT, given[ROLLOUT], keep)]
+    rollout = _rows(ROLLOUT, given[ROLLOUT], keep)
+    lengths = [len(row) for row in rollout]
     arrays: dict[str, Any] = {}
     for name, value in given.items():
         column = COLUMNS.get(name)
         if column is None or column.holds == "row" or (column.holds == "either" and not _nested(value)):
             arrays[name] = _scalars(name, value, len(lengths))
         else:
-            rows = _rows(name, value, keep, None if column.holds == "list" else lengths)
+            wanted = None if column.holds == "list" else lengths
+            rows = rollout if name == ROLLOUT else _rows(name, value, keep, wanted)
             kind = floats if floats and column.stored == schema.F else column.stored
             arrays[name] = _lists(name, rows, kind)
         if len(arrays[name]) != len(lengths):
@@ -263,14 +265,16 @@ def _lists(name: str, rows: Sequence[Array], kind: pa.DataType) -> pa.ListArray:
 def _require_readable(name: str, values: Array, counts: Array, lengths: Array) -> None:
     """Refuse what is not finite at a token that counts, log-probs above 0, and versions that fall."""
     row, versions = np.repeat(np.arange(len(lengths)), lengths), name == WEIGHT_VERSIONS
-    known = np.flatnonzero(counts & (values > UNKNOWN)) if versions else np.empty(0, np.int64)
-    falls = known[1:][(np.diff(values[known]) < 0) & (np.diff(row[known]) == 0)]
+    older = np.zeros(len(row), np.bool_)
+    if versions:
+        known = np.flatnonzero(counts & (values > UNKNOWN))
+        older[known[1:]] = (np.diff(values[known]) < 0) & (np.diff(row[known]) == 0)
     positive = "above 0, which no log-prob is; pass no probabilities and no negative log-likelihoods"
     for at, why in (
         (~np.isfinite(values), f"not finite; set {MASK} to 0 where a token does not count"),
         ((values > TOLERANCE) & (name in LOG_PROBS), positive),
         ((values < UNKNOWN) & versions, f"no version; pass {UNKNOWN} where it is unknown"),
-        (np.isin(np.arange(len(row)), falls), "older than the token before it; pass the engine's counter"),
+        (older, "older than the token before it; pass the engine's counter"),
     ):
         if (bad := np.flatnonzero(at & counts)).size:
             i, token = row[bad[0]], bad[0] - lengths[: row[bad[0]]].sum()
