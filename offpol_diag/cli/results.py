@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from offpol_diag.result import Result
 
 TWO = 2
-HEAD = 100
-"""Characters of a result that say what it is of."""
+CHECK, HEAD = '"offpol-diag check', 100
+"""What a check's JSON says it is, and the characters of a result that say so."""
 EXITS = {"passed": 0, "failed": FAILED, "could not say": COULD_NOT_SAY}
 
 
@@ -236,15 +236,15 @@ def rescore(request: requests.Rescore) -> None:
 
 def report(request: requests.Report) -> None:
     """Draw a report again from the JSON of a result; equal to the one first drawn."""
-    from offpol_diag.check import FORMAT
-    from offpol_diag.check import loads as load_check
     from offpol_diag.report.vocabulary import with_texts
     from offpol_diag.result import loads, text_of
 
     def made(asked: requests.Report) -> Result | Checked:
         name = "stdin" if stdin else str(result)
         text = _piped() if stdin else text_of(result)
-        if FORMAT in text[:HEAD]:
+        if CHECK in text[:HEAD]:
+            from offpol_diag.check import loads as load_check
+
             return load_check(text, name)
         return with_texts(loads(text, name), request.tokenizer)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from offpol_diag.check import Checked
+from typing import TYPE_CHECKING
+
 from offpol_diag.report.answer import Answer
 from offpol_diag.result import Result
+
+if TYPE_CHECKING:
+    from offpol_diag.check import Checked
 
 
 def answered(result: Result | Checked) -> Answer:
     """Return the answer to what was asked."""
     from offpol_diag.report import analyze, check, compare, gate, rescore, sweep
 
-    if isinstance(result, Checked):
+    if not isinstance(result, Result):
         return check.answer(result)
     if result.against is not None:
         return compare.of_runs(result, result.against)

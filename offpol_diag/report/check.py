@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
-from offpol_diag.check import Checked
 from offpol_diag.metrics import Tone
 from offpol_diag.numerals import counted, rounded
 from offpol_diag.report.answer import Answer, Tile, listed
 from offpol_diag.table import Table
+
+if TYPE_CHECKING:
+    from offpol_diag.check import Checked
 
 MOST_NAMES = 4
 """Names in a list."""

@@ -6,9 +6,8 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from offpol_diag.check import Checked
 from offpol_diag.metrics import BANDS
 from offpol_diag.numerals import counted, minus
 from offpol_diag.report import answered
@@ -31,6 +30,9 @@ from offpol_diag.report.svg import meter, panel_svg, spark, triangle
 from offpol_diag.result import Result
 from offpol_diag.result.steps import in_sync
 
+if TYPE_CHECKING:
+    from offpol_diag.check import Checked
+
 _WHOLE = re.compile(
     r"--\w[\w-]*|\[(?:&[lg]t;)?[−\-\d.,%]+, (?:&[lg]t;)?[−\-\d.,%]+\][\de%-]*|\d[\d.,]*e-\d+%?|"
     r"(?:[\w/]+ ?)?(?:[≤≥=±]|&[lg]t;) ?[−-]?[\w½][\w.,%]*"
@@ -50,7 +52,7 @@ class Chart:
 def page(result: Result | Checked) -> str:
     """Render the whole page; equal results give equal pages."""
     answer = answered(result)
-    if isinstance(result, Checked):
+    if not isinstance(result, Result):
         name = f"{PurePath(result.dump[0]).name if result.dump else 'a dump'} and its curves"
         kind, data, version = "Curves", packed(result.to_json()), result.version
         sections = [Part("metrics", "All metrics", "Metrics", answer.remarks, tables=answer.tables[1:])]
