@@ -353,12 +353,12 @@ def trainer_of(request: Request) -> str | None:
 
 def summed_by_step(names: Sequence[str], presets: Sequence[Preset]) -> tuple[str, ...]:
     """Return numbers by our names, each of which is summed at every step under these presets."""
-    from offpol_diag.core.breakdowns import is_by_step, names_by_step
+    from offpol_diag.core.breakdowns import names_by_step, row_by_step
     from offpol_diag.trainers.ours import ours
 
     found = tuple(map(ours, names))
     for said, name in zip(names, found, strict=True):
-        if not is_by_step(name, presets):
+        if row_by_step(name, presets) is None:
             near = did_you_mean(name, names_by_step(presets))
             hint = near or "docs/metrics.md lists the names; those of a preset are PRESET.NAME"
             raise UsageError(f'by_step: "{said}" is no number that is summed by step', hint)

@@ -412,12 +412,3 @@ def test_a_list_that_lacks_its_last_point_is_refused(dump):
 
     assert len(paths) > 50
     assert {path for path in accepted if not alone & set(path)} == set()
-
-
-LENGTHS = [*range(1, 2000), *(2**n + by for n in range(11, 31) for by in (-1, 0, 1))]
-
-
-def test_the_bin_of_a_length_is_the_whole_part_of_eight_times_its_logarithm():
-    """And the first one without a token."""
-    found = charts.length_bin(np.array([0, *LENGTHS])).tolist()
-    assert found == [0, *(min((length**8).bit_length() - 1, charts.LENGTH_BINS - 1) for length in LENGTHS)]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import takewhile
+from typing import Any, Literal
 
 import numpy as np
 
@@ -53,39 +54,40 @@ PROBABILITIES = (0.01, 0.1, 0.5, 0.9, 0.99)
 
 
 @dataclass(frozen=True)
-class TokenAxis:
-    """An axis of tokens.
+class By:
+    """An axis, along which numbers are broken down.
 
     Attributes:
         name: of its table and in results.
         title: on the page.
-        labels: of its places.
-        at: gives each token's place among the labels, [T] int64; one beyond the last is none; None where the
-            dump does not tell.
-        steady: whether neighbours mostly share a place.
+        of: what has places: sequences, or tokens; runs are tokens whose neighbours mostly share a place.
+        places: of each token, [T], or sequence, [S]: its label's index, or `len(labels)` for none; without
+            labels, values of a column. None where the dump does not tell.
+        labels: of the places.
         fewest: places below which the axis is not shown.
     """
 
     name: str
     title: str
-    labels: tuple[str, ...]
-    at: Callable[[Batch], Array | None]
-    steady: bool = True
+    of: Literal["sequences", "tokens", "runs"]
+    places: Callable[[Batch], Any]
+    labels: tuple[str, ...] = ()
     fewest: int = 1
 
 
-@dataclass(frozen=True)
-class SequenceAxis:
-    """An axis of sequences: their places, texts, from a scalar column or a function of the batch."""
-
-    name: str
-    title: str
-    places: Callable[[Batch], Sequence[object] | None]
+def column(name: str, title: str = "") -> By:
+    """Return the axis along a scalar column of the dump."""
+    return By(name, title or name, "sequences", lambda batch: batch.scalars.get(name))
 
 
 def octave(x: Array) -> Array:
     """Compute ⌊log2 x⌋ of integers ≥ 1, from the exponent of a float64."""
     return (x.astype(np.float64).view(np.int64) >> 52) - 1023
+
+
+def of_octave(place: str) -> str:
+    """Return the lengths in an octave."""
+    return f"{2 ** int(place)}–{2 ** (int(place) + 1) - 1}"
 
 
 def position(batch: Batch) -> Array:
@@ -123,54 +125,36 @@ def _sign(batch: Batch) -> Array | None:
     return None if batch.advantages is None else np.sign(batch.advantages).astype(np.int64) + 1
 
 
-OCTAVES = tuple(f"{2**i - 1}–{2 ** (i + 1) - 2}" if i else "0" for i in range(POSITIONS - 1))
-TOKEN_AXES = (
-    TokenAxis("position", "position in the response", (*OCTAVES, f"{2 ** (POSITIONS - 1) - 1}+"), position),
-    TokenAxis(
-        "turn",
-        "turn of the response",
-        (*map(str, range(1, TURNS)), f"{TURNS}+"),
-        _turn,
-        fewest=2,
-    ),
-    TokenAxis(
-        "token_lag",
-        "policy lag of the token (updates)",
-        ("< 0", *map(str, range(LAGS - 2)), f"{LAGS - 2}+"),
-        _token_lag,
-    ),
-    TokenAxis(
-        "rollout_probability",
-        "probability of the token under π_rollout",
-        ("< 0.01", "0.01–0.1", "0.1–0.5", "0.5–0.9", "0.9–0.99", "> 0.99"),
-        _probability,
-        steady=False,
-    ),
-    TokenAxis("advantage_sign", "sign of the advantage", ("A < 0", "A = 0", "A > 0"), _sign),
-)
-
-
-def column_axis(name: str, title: str = "") -> SequenceAxis:
-    """Build an axis along a scalar column of the dump."""
-    return SequenceAxis(name, title or name, lambda batch: batch.scalars.get(name))
-
-
-LENGTH = SequenceAxis(
+LENGTH = By(
     "length",
     "response length (unmasked tokens)",
-    lambda batch: octave(np.maximum(batch.lengths, 1)).tolist(),
+    "sequences",
+    lambda batch: octave(np.maximum(batch.lengths, 1)),
+    tuple(of_octave(str(at)) for at in range(63)),
 )
-
-
-def of_octave(place: str) -> str:
-    """Return the lengths of a place of `LENGTH`, in words."""
-    return f"{2 ** int(place)}–{2 ** (int(place) + 1) - 1}"
-
-
-SEQUENCE_AXES = (
-    column_axis(STEP, "training step"),
-    column_axis("policy_lag", "policy lag (updates)"),
-    LENGTH,
+POSITION = By(
+    "position",
+    "position in the response",
+    "runs",
+    position,
+    ("0", *(f"{2**at - 1}–{2 ** (at + 1) - 2}" for at in range(1, POSITIONS - 1)), f"{2**17 - 1}+"),
+)
+OF_SEQUENCES = (column(STEP, "training step"), column("policy_lag", "policy lag (updates)"), LENGTH)
+_OF_TURNS = (*map(str, range(1, TURNS)), f"{TURNS}+")
+_OF_LAGS = ("< 0", *map(str, range(LAGS - 2)), f"{LAGS - 2}+")
+_OF_PROBABILITIES = ("< 0.01", "0.01–0.1", "0.1–0.5", "0.5–0.9", "0.9–0.99", "> 0.99")
+OF_TOKENS = (
+    POSITION,
+    By("turn", "turn of the response", "runs", _turn, _OF_TURNS, fewest=2),
+    By("token_lag", "policy lag of the token (updates)", "runs", _token_lag, _OF_LAGS),
+    By(
+        "rollout_probability",
+        "probability of the token under π_rollout",
+        "tokens",
+        _probability,
+        _OF_PROBABILITIES,
+    ),
+    By("advantage_sign", "sign of the advantage", "runs", _sign, ("A < 0", "A = 0", "A > 0")),
 )
 
 
@@ -206,33 +190,33 @@ def observe(
     of_sequence = {name: columns[name if name in SHARED else prefix + name] for name in COLUMNS}
     chosen = {one.name: one.values for one in kept}
     tables = _by_token(terms, buckets) if batch.tokens else {}
-    for axis in (*SEQUENCE_AXES, *map(column_axis, group_by)):
-        values = axis.places(batch)
-        if values is None:
+    for by in (*OF_SEQUENCES, *map(column, group_by)):
+        places, few, most = by.places(batch), chosen.get(by.name), 0
+        if places is None:
             continue
-        places, few = [*map(text_of, values)], chosen.get(axis.name)
+        if not by.labels:
+            places, most = [*map(text_of, places)], 0 if by.name == STEP else MOST_PLACES
         if few is not None:
             places = [place if place in few else OTHERS for place in places]
-        most = 0 if axis.name == STEP or few is not None else MOST_PLACES
-        tables[PREFIX + axis.name] = Table.of(of_sequence, buckets, places, most=most)
+        tables[PREFIX + by.name] = Table.of(of_sequence, buckets, places, most=most)
     table, largest = _prefixes(terms.delta, batch, buckets)
     return State(tables={**tables, PREFIXES: table}, largest={PREFIXES: largest})
 
 
 def _by_token(terms: Terms, buckets: Array) -> dict[str, Table]:
-    """Sum by place along every axis of tokens; steady ones by runs of tokens that share all their places."""
+    """Sum by place along every axis of tokens; of runs, by those that share all their places."""
     batch = terms.batch
     labels, which = np.unique(buckets, return_inverse=True)
     row = np.repeat(np.arange(batch.sequences), batch.lengths)
-    places = {axis: at for axis in TOKEN_AXES if (at := axis.at(batch)) is not None}
+    places = {by: at for by in OF_TOKENS if (at := by.places(batch)) is not None}
     x = {"d": terms.delta, "k3": terms.k3, "r1": terms.r1, "abs": terms.size, "pd": terms.pd}
     x |= {"r2": terms.r11, "f_2": floats(terms.size > math.log(2)), "tokens": np.ones(batch.tokens)}
-    starts = _starts(row, *(at for axis, at in places.items() if axis.steady))
+    starts = _starts(row, *(at for by, at in places.items() if by.of == "runs"))
     of_runs = {name: np.add.reduceat(one, starts) for name, one in x.items()}
     tables = {}
-    for axis, at in places.items():
-        rows, at, each = (row[starts], at[starts], of_runs) if axis.steady else (row, at, x)
-        size = len(axis.labels) + 1
+    for by, at in places.items():
+        rows, at, each = (row[starts], at[starts], of_runs) if by.of == "runs" else (row, at, x)
+        size = len(by.labels) + 1
         codes, many = which[rows] * size + at, len(labels) * size
         sums = {name: np.bincount(codes, one, many) for name, one in each.items()}
         sums["r2"] += 2 * sums["r1"]  # r² − 1 = (r − 1)² + 2 (r − 1)
@@ -241,7 +225,7 @@ def _by_token(terms: Terms, buckets: Array) -> dict[str, Table]:
         bucket, place = np.divmod(np.arange(many), size)
         there = (sums["tokens"] > 0) & (place < size - 1)
         own = {name: sums[name][there] for name in COLUMNS}
-        tables[PREFIX + axis.name] = Table.of(own, labels[bucket[there]], place[there])
+        tables[PREFIX + by.name] = Table.of(own, labels[bucket[there]], place[there])
     return tables
 
 
@@ -359,45 +343,45 @@ def locations(
 ) -> dict[str, tuple[Axis, list[Numbers]]]:
     """Read out every axis, and the numbers at its places; with `whole`, without a cap on their number."""
     others = {one.name: one.others for one in kept}
-    found = {}
-    axes: list[TokenAxis | SequenceAxis] = [*SEQUENCE_AXES, *map(column_axis, group_by), *TOKEN_AXES]
-    for axis in axes:
-        table = state.tables.get(PREFIX + axis.name)
-        if table is not None and not (isinstance(axis, TokenAxis) and len(table.labels) < axis.fewest):
-            found[axis.name] = _location(axis, table, state.many, seed, whole, others.get(axis.name, 0))
-    return found
+    every = (*OF_SEQUENCES, *map(column, group_by), *OF_TOKENS)
+    tables = {by: state.tables[PREFIX + by.name] for by in every if PREFIX + by.name in state.tables}
+    return {
+        by.name: _location(by, table, state.many, seed, whole, others.get(by.name, 0))
+        for by, table in tables.items()
+        if by.fewest == 1 or len(table.labels) >= by.fewest
+    }
 
 
 def _location(
-    axis: TokenAxis | SequenceAxis, table: Table, groups: int, seed: int, whole: bool, others: int
+    by: By, table: Table, groups: int, seed: int, whole: bool, others: int
 ) -> tuple[Axis, list[Numbers]]:
-    """Read out one axis; `others` values were merged as one place, or as many as it has by estimate."""
-    tables = table.by_place()
-    if isinstance(axis, TokenAxis):
-        order = {place: float(place) for place in tables}
-        names = {place: axis.labels[place] for place in tables}
-    else:
-        order = {place: _number(place) for place in tables}
-        names = {place: of_octave(place) if axis is LENGTH else place for place in tables}
-        others = others or unkept([*tables])
+    """Read out one axis; `others`: how many values were merged as one place, 0 where that is to estimate."""
+    tables, exact = table.by_place(), bool(others)
+    order = {place: float(place) if by.labels else _number(place) for place in tables}
+    names = {place: by.labels[place] if by.labels else place for place in tables}
     places = sorted(tables.keys() - {OTHERS}, key=lambda place: (order[place], place))
-    listed = places if whole or others else _thin(places)
+    listed, many = places, len(places)
+    if many > MOST_LISTED and not whole and not exact:
+        listed = [places[round(at * (many - 1) / (MOST_LISTED - 1))] for at in range(MOST_LISTED)]
+    left_out = many - len(listed)
     at = [order[place] if order[place] < math.inf else float(i) for i, place in enumerate(listed)]
-    if others:
-        about = "" if len(places) == MOST_GROUPS else "about "
-        names[OTHERS] = f"all others, {about}{others} values"
-        listed, at = [*listed, OTHERS], [*at, float(len(places))]
+    if OTHERS in tables:
+        others = others or unkept([*tables])
+        names[OTHERS] = f"all others, {'' if exact else 'about '}{others} values"
+        listed, at = [*listed, OTHERS], [*at, float(many)]
     readers = [Reader.of(tables[place], seed, groups) for place in listed]
+    values = [np.stack([row.of(reader.column) for row in ROWS]) for reader in readers]
+    numbers = [reader.wrapped(ROWS, x) for reader, x in zip(readers, values, strict=True)]
     found = Axis(
-        title=axis.title,
-        numeric=not others and all(order[place] < math.inf for place in places),
+        title=by.title,
+        numeric=OTHERS not in tables and all(order[place] < math.inf for place in places),
         places=[names[place] for place in listed],
         order=at,
         tokens=[round(float(one.drawn["tokens"][0])) for one in readers],
         sequences=[round(float(one.drawn["sequences"][0])) for one in readers],
-        left_out=len(places) + bool(others) - len(listed),
+        left_out=left_out,
     )
-    return found, [{row.name: one.number(row) for row in ROWS} for one in readers]
+    return found, [{row.name: one for row, one in zip(ROWS, own, strict=True)} for own in numbers]
 
 
 def _number(place: str) -> float:
@@ -407,14 +391,6 @@ def _number(place: str) -> float:
     except ValueError:
         result = math.inf
     return result if math.isfinite(result) else math.inf
-
-
-def _thin(places: list[str]) -> list[str]:
-    """Select at most MOST_LISTED places, evenly spaced, including the first and last."""
-    if len(places) <= MOST_LISTED:
-        return places
-    stride = (len(places) - 1) / (MOST_LISTED - 1)
-    return [places[round(i * stride)] for i in range(MOST_LISTED)]
 
 
 # ---------------------------------------------------------------- any number by step
@@ -434,7 +410,7 @@ def by_step(
         presets: all presets analysed.
         names: as in `gate`: `k3`, `drift2.k3`, `PRESET.ess_tokens`; a preset by name or alias.
     """
-    rows = [row for name in dict.fromkeys(names) if (row := _row(name, presets)) is not None]
+    rows = [row for name in dict.fromkeys(names) if (row := row_by_step(name, presets)) is not None]
     result: dict[str, dict[str, Numbers]] = {}
     for step, reader in steps:
         result[step] = {}
@@ -448,19 +424,14 @@ def by_step(
     return result
 
 
-def is_by_step(name: str, presets: Sequence[Preset]) -> bool:
-    """Return whether `by_step` can give a number of this name."""
-    return _row(name, presets) is not None
-
-
 def names_by_step(presets: Sequence[Preset]) -> list[str]:
     """List the names of the numbers that `by_step` can give."""
     result = [drift.prefix + row.name for drift in DRIFTS for row in _GAP]
     return result + [f"{preset.name}.{row.name}" for preset in presets for row in _PRESET]
 
 
-def _row(name: str, presets: Sequence[Preset]) -> tuple[Formula, str] | None:
-    """Find the formula of a name, and the prefix of its columns."""
+def row_by_step(name: str, presets: Sequence[Preset]) -> tuple[Formula, str] | None:
+    """Find the formula of a number that is made of sums, and the prefix of its columns; None of another."""
     readings = [(d.prefix, name.removeprefix(d.prefix), _GAP) for d in DRIFTS if name.startswith(d.prefix)]
     readings += [
         (f"{preset.name}|", name[len(word) + 1 :], _PRESET)

@@ -25,25 +25,8 @@ from offpol_diag.core.state import MOST_STEPS, Array, State, Table, largest_of
 from offpol_diag.core.tails import ESS_SEQUENCES, ESS_TOKENS
 from offpol_diag.number import Number, Numbers
 from offpol_diag.presets import Preset
-from offpol_diag.result import (
-    BySteps,
-    Charts,
-    Corner,
-    Crossing,
-    Density,
-    LagEvidence,
-    Lengths,
-    Noise,
-    ParetoTail,
-    Positions,
-    PositionSteps,
-    Result,
-    SequenceThresholds,
-    Series,
-    TokenThresholds,
-    TokenType,
-    TokenTypes,
-)
+from offpol_diag.result import Result
+from offpol_diag.result import charts as shown
 
 # ---------------------------------------------------------------- bins
 
@@ -103,13 +86,6 @@ def _bins() -> tuple[Array, ...]:
     size = (np.arange(tails.CODES // 2) >> 1) - (1023 + OCTAVES[0]) * PER_OCTAVE + 1
     sizes = np.tile(np.clip(size, 0, SIZES - 1), 2)
     return tuple(x.astype(np.int16) for x in (density * BINS, density, noise * SIZES, sizes))
-
-
-def length_bin(lengths: Array) -> Array:
-    """Return the bin of each length (in tokens, at least 1)."""
-    bins = np.floor(np.log2(np.maximum(lengths, 1)) * 8).astype(np.int64)
-    result: Array = np.minimum(bins, LENGTH_BINS - 1)
-    return result
 
 
 # ---------------------------------------------------------------- one batch
@@ -199,7 +175,7 @@ def _by_sequence(lengths: Array, total: Array) -> dict[str, Array]:
     return {
         "by_sum": np.stack([np.bincount(at, x, size) for x in (n, n * w, n * w * w)]),
         "by_mean": np.bincount(of_mean, n, size),
-        "lengths": np.bincount(length_bin(lengths), lengths > 0, LENGTH_BINS),
+        "lengths": np.bincount((8 * np.log2(np.maximum(n, 1))).astype(np.int64), n > 0, LENGTH_BINS),
     }
 
 
@@ -270,12 +246,11 @@ def _by_step(terms: Terms, columns: Mapping[str, Array], buckets: Array) -> dict
 
 
 class Group(NamedTuple):
-    """A group of steps: its ends, sums, the ESS of sequence weights [1+B], and the largest Δ."""
+    """A group of steps: its ends, its sums, and its largest Δ."""
 
     first: int
     last: int
     reader: Reader
-    ess: Array
     largest: Array
 
 
@@ -316,41 +291,49 @@ class Drawn:
         found, products = [], tables["by_step.products"].by_place()
         for at, (first, sums) in enumerate(tables["by_step"].by_place().items()):
             reader = Reader.of(sums, self.seed, self.among(sums.sums()["sequences"]))
-            logs = products[first].drawn(self.seed)
-            ess = np.exp(2 * logs["w"] - logs["ww"]) / reader.drawn["sequences"]
+            reader = replace(reader, drawn={**reader.drawn, **products[first].drawn(self.seed)})
             top = tables["by_step.largest"].values[:, at]
-            found.append(Group(first, first + sums.width - 1, reader, ess, top))
+            found.append(Group(first, first + sums.width - 1, reader, top))
         return found
 
     def among(self, sequences: float) -> int:
         """Return the most groups that some sequences may be of."""
         return min(self.reader.groups.many, round(sequences))
 
-    def corner(self, tokens: float, k3: float) -> Corner:
+    def corner(self, tokens: float, k3: float) -> shown.Corner:
         """Return some tokens and their ΣK3 as shares of the dump's."""
         many, whole = (float(self.reader.column(name, self.prefix)[0]) for name in ("tokens", "k3"))
-        return Corner(tokens=round(tokens), share=tokens / many, k3_share=_share(k3, whole))
+        return shown.Corner(tokens=round(tokens), share=tokens / many, k3_share=_share(k3, whole))
 
 
-def charts_of(drawn: Drawn) -> Charts:
+def charts_of(drawn: Drawn) -> shown.Charts:
     """Read out every chart."""
     steps, counts = _steps(drawn), drawn.state.counts
     crossings = list(_crossings(steps)) if steps else []
     tokens, r1, r11, k3 = counts["between"]
     under, over = np.searchsorted(EDGES, (-math.log(2), math.log(2))) + 1  # the first bins from r = ½, and 2
     density = counts["density"].astype(np.int64).reshape(BINS, BINS)
-    return Charts(
+    above, of_tokens = _thresholds(THRESHOLDS, np.stack((tokens, tokens + r1, tokens + 2 * r1 + r11)))
+    _, of_sequences = _thresholds(SEQUENCE_THRESHOLDS, counts["by_sum"])
+    return shown.Charts(
         crossings=crossings,
         steps=steps,
         less=drawn.corner(tokens[:under].sum(), k3[:under].sum()),
         more=drawn.corner(tokens[over:].sum(), k3[over:].sum()),
-        density=Density(edges=_probabilities(DENSITY_LOGS), counts=density.tolist()),
+        density=shown.Density(edges=_probabilities(DENSITY_LOGS), counts=density.tolist()),
         lost=drawn.corner(*counts["corners"][0]),
         found=drawn.corner(*counts["corners"][1]),
         noise=_noise(drawn),
         positions=positions(drawn, crossings),
-        token_thresholds=_token_thresholds(tokens, r1, r11),
-        sequence_thresholds=_sequence_thresholds(counts["by_sum"], counts["by_mean"]),
+        token_thresholds=shown.TokenThresholds(
+            b=list(THRESHOLDS), ess_tokens=of_tokens, truncated=above.tolist(), kept=_within(tokens)
+        ),
+        sequence_thresholds=shown.SequenceThresholds(
+            b=list(SEQUENCE_THRESHOLDS),
+            kept_geometric=_within(counts["by_mean"]),
+            kept_product=_within(counts["by_sum"][0]),
+            ess_tokens=of_sequences,
+        ),
         tails=_tails(drawn),
         token_types=_token_types(drawn),
         lag=_lag_evidence(drawn, steps),
@@ -370,11 +353,11 @@ def _probabilities(logs: Sequence[float]) -> list[float]:
     return [0.0, *map(math.exp, logs), 1.0]
 
 
-def _series(numbers: Sequence[Number], unit: str) -> Series:
+def _series(numbers: Sequence[Number], unit: str) -> shown.Series:
     """Gather numbers along an axis; without intervals where none has one."""
     low, high = ([one.interval and one.interval[end] for one in numbers] for end in (0, 1))
     known, values = any(one.interval for one in numbers), [one.value for one in numbers]
-    return Series(unit=unit, values=values, low=low if known else [], high=high if known else [])
+    return shown.Series(unit=unit, values=values, low=low if known else [], high=high if known else [])
 
 
 # ---------------------------------------------------------------- by step
@@ -393,7 +376,7 @@ _PLAIN = {
 _REJECTED = next(row for row in preset_numbers.ROWS if row.name == "tokens_rejected")
 
 
-def _steps(drawn: Drawn) -> BySteps | None:
+def _steps(drawn: Drawn) -> shown.BySteps | None:
     groups = drawn.groups
     if not groups:
         return None
@@ -404,13 +387,13 @@ def _steps(drawn: Drawn) -> BySteps | None:
     }
     series = {name: _series([one[name] for one in read], number.unit) for name, number in read[0].items()}
     first, last = [group.first for group in groups], [group.last for group in groups]
-    return BySteps(first=first, last=last, **columns, series=series)
+    return shown.BySteps(first=first, last=last, **columns, series=series)
 
 
 def _of_step(drawn: Drawn, group: Group) -> Numbers:
     """Read the numbers of a group of steps."""
     reader, prefix = group.reader, drawn.prefix
-    rows = [(row.name, row, prefix) for row in _OF_STEPS]
+    rows = [(row.name, row, prefix) for row in _OF_STEPS] + [(ESS_SEQUENCES.name, ESS_SEQUENCES, "")]
     rows += [(row.name, row, "") for column, row in _PLAIN.items() if column in reader.drawn]
     rows += [
         (drift.prefix + name, row, drift.prefix) for drift in drawn.drifts[1:] for name, row in _KL.items()
@@ -419,8 +402,6 @@ def _of_step(drawn: Drawn, group: Group) -> Numbers:
         read = replace(_REJECTED, counts=_REJECTED.name not in preset_numbers.idle(preset))
         rows.append((f"{preset.name}.{_REJECTED.name}", read, f"{preset.name}|"))
     values = [row.of(partial(reader.column, prefix=own)) for _, row, own in rows]
-    rows.append((ESS_SEQUENCES.name, ESS_SEQUENCES, ""))
-    values.append(group.ess)
     names, formulas, _ = zip(*rows, strict=True)
     result = dict(zip(names, reader.wrapped(formulas, np.stack(values)), strict=True))
     return result | {"khat_tokens": _khat(reader.drawn["tokens"][0], group.largest)}
@@ -437,7 +418,7 @@ def _estimate(fitted: tails.Fit) -> Number:
     return Number(value=fitted.k, interval=(fitted.k - half, fitted.k + half))
 
 
-def _crossings(steps: BySteps) -> Iterator[Crossing]:
+def _crossings(steps: shown.BySteps) -> Iterator[shown.Crossing]:
     """Yield the first step at which K3 is in a band worse than at all steps before, band by band."""
     worst, rows = -1, metrics.BANDS["k3"]
     for first, value in zip(steps.first, steps.series["k3"].values, strict=True):
@@ -446,17 +427,17 @@ def _crossings(steps: BySteps) -> Iterator[Crossing]:
         for worse in rows[worst + 1 : at + 1] if worst >= 0 else ():
             bound = metrics.start(worse)
             assert bound is not None  # only the best band begins nowhere
-            yield Crossing(band=worse.name, bound=bound, step=first)
+            yield shown.Crossing(band=worse.name, bound=bound, step=first)
         worst = max(at, worst)
 
 
 # ---------------------------------------------------------------- bins of tokens
 
 
-def _noise(drawn: Drawn) -> Noise:
+def _noise(drawn: Drawn) -> shown.Noise:
     out, synced = drawn.state.counts["noise"].reshape(2, -1, SIZES)
     every = out + synced
-    return Noise(
+    return shown.Noise(
         edges=_probabilities(NOISE_LOGS),
         median=_quantiles(every, 0.5),
         p90=_quantiles(every, 0.9),
@@ -492,54 +473,41 @@ def in_sync(drawn: Drawn, edges: Sequence[float]) -> list[int]:
     return [round(count) for count in np.diff(below[cuts]).tolist()]
 
 
-def _token_thresholds(tokens: Array, r1: Array, r11: Array) -> TokenThresholds:
-    """Apply every threshold to sums between `EDGES`."""
-    b, many, n = np.array(THRESHOLDS), len(THRESHOLDS), float(tokens.sum())
-    below, once, twice = (np.cumsum(x)[many:-1] for x in (tokens, r1, r11))  # where r < b
-    above = n - below
-    once, twice = below + once + above * b, below + 2 * once + twice + above * b * b
-    return TokenThresholds(
-        b=list(THRESHOLDS),
-        ess_tokens=[_share(x, n * xx) for x, xx in zip((once**2).tolist(), twice.tolist(), strict=True)],
-        truncated=(above / n).tolist(),
-        kept=(_within(tokens) / n).tolist(),
-    )
+def _thresholds(thresholds: Sequence[float], sums: Array) -> tuple[Array, list[float | None]]:
+    """Apply N thresholds b to Σ1, Σw and Σw² between their edges, [3, 2N + 1].
+
+    Returns:
+        The share that is above each b, and ESS of min(w, b), [N] each.
+    """
+    b, below = np.array(thresholds), np.cumsum(sums, axis=1)[:, len(thresholds) : -1]
+    n = sums[0].sum()
+    above = n - below[0]
+    once, twice = below[1] + above * b, below[2] + above * b * b
+    ess = [_share(x, n * xx) for x, xx in zip((once * once).tolist(), twice.tolist(), strict=True)]
+    return above / n, ess
 
 
-def _sequence_thresholds(products: Array, geometric: Array) -> SequenceThresholds:
-    """Apply every threshold to sums between `SEQUENCE_EDGES`."""
-    b, many, n = np.array(SEQUENCE_THRESHOLDS), len(SEQUENCE_THRESHOLDS), float(geometric.sum())
-    below, once, twice = np.cumsum(products, axis=1)[:, many:-1]
-    once, twice = once + (n - below) * b, twice + (n - below) * b * b
-    return SequenceThresholds(
-        b=list(SEQUENCE_THRESHOLDS),
-        kept_geometric=(_within(geometric) / n).tolist(),
-        kept_product=(_within(products[0]) / n).tolist(),
-        ess_tokens=[_share(x, n * xx) for x, xx in zip((once**2).tolist(), twice.tolist(), strict=True)],
-    )
-
-
-def _within(x: Array) -> Array:
-    """Return the sums from 1/b to b of what lies between the edges of N thresholds, [2N + 1] → [N]."""
+def _within(x: Array) -> list[float]:
+    """Return the share of x, [2N + 1] between edges, that lies from 1/b to b, for N thresholds."""
     below, many = np.cumsum(x), len(x) // 2
-    found: Array = below[many:-1] - below[:many][::-1]
-    return found
+    shares: list[float] = ((below[many:-1] - below[:many][::-1]) / below[-1]).tolist()
+    return shares
 
 
 # ---------------------------------------------------------------- by position and step
 
 
-def positions(drawn: Drawn, crossings: Sequence[Crossing]) -> Positions | None:
+def positions(drawn: Drawn, crossings: Sequence[shown.Crossing]) -> shown.Positions | None:
     """Read out K3 by position: of all steps, and before and after the mismatch grew."""
-    axis, groups = breakdowns.TOKEN_AXES[0], drawn.groups
+    axis, groups = breakdowns.POSITION, drawn.groups
     places = {place.key: place for place in drawn.result.at(axis.name)}
     if not places:
         return None
     labels = axis.labels[: 1 + max(axis.labels.index(key) for key in places)]
     k3 = [places[key].numbers["k3"] if key in places else Number() for key in labels]
     tokens = [places[key].tokens if key in places else 0 for key in labels]
-    every = PositionSteps(first_step=None, last_step=None, tokens=tokens, k3=_series(k3, "nats"))
-    result = Positions(labels=list(labels), every=every)
+    every = shown.PositionSteps(first_step=None, last_step=None, tokens=tokens, k3=_series(k3, "nats"))
+    result = shown.Positions(labels=list(labels), every=every)
     if len(groups) < 2:
         return result
     at, why = (len(groups) + 1) // 2, "first and second half of the steps"
@@ -550,7 +518,7 @@ def positions(drawn: Drawn, crossings: Sequence[Crossing]) -> Positions | None:
     return result.model_copy(update={"early": early, "late": late, "split": why})
 
 
-def _of_groups(drawn: Drawn, groups: Sequence[Group], many: int) -> PositionSteps:
+def _of_groups(drawn: Drawn, groups: Sequence[Group], many: int) -> shown.PositionSteps:
     """Read K3 at the first `many` positions, in some groups of steps."""
     first, last = groups[0].first, groups[-1].last
     sums = {
@@ -560,7 +528,7 @@ def _of_groups(drawn: Drawn, groups: Sequence[Group], many: int) -> PositionStep
     tokens = [sums[f"tokens@{at}"] for at in range(many)]
     values = np.stack([sums[f"k3@{at}"] / n for at, n in enumerate(tokens)])
     reader = Reader(sums, Groups.drawn(sums["tokens"], drawn.among(float(sums["sequences"][0]))))
-    return PositionSteps(
+    return shown.PositionSteps(
         first_step=first,
         last_step=last,
         tokens=[round(float(n[0])) for n in tokens],
@@ -576,7 +544,7 @@ TYPES = 20
 """Most token ids listed."""
 
 
-def _tails(drawn: Drawn) -> dict[str, ParetoTail]:
+def _tails(drawn: Drawn) -> dict[str, shown.ParetoTail]:
     """Read the largest weights of tokens and sequences, and the tails fitted to them."""
     found = {}
     for over in ("tokens", "sequences"):
@@ -590,7 +558,7 @@ def _tails(drawn: Drawn) -> dict[str, ParetoTail]:
         log = np.log((np.array(ranks) - 0.5) / size)  # of the share beyond
         beyond = np.expm1(-k * log) / k if k else -log
         logs = largest + np.log(math.exp(fitted.above - largest) + fitted.scale * beyond)
-        found[drawn.prefix + over] = ParetoTail(
+        found[drawn.prefix + over] = shown.ParetoTail(
             weights=n,
             khat=_estimate(fitted),
             limit=tails.limit(n),
@@ -601,7 +569,7 @@ def _tails(drawn: Drawn) -> dict[str, ParetoTail]:
     return found
 
 
-def lengths(drawn: Drawn) -> Lengths:
+def lengths(drawn: Drawn) -> shown.Lengths:
     """Read out sequence weights by length, with k̂ of each, the median length and the log-normal rule."""
     k3 = drawn.result.whole[f"{drawn.prefix}k3"].value
     curve = breakdowns.curve(drawn.state, drawn.reader, drawn.seed)
@@ -609,7 +577,7 @@ def lengths(drawn: Drawn) -> Lengths:
     starts = [math.ceil(2 ** (at / 8) - 1e-9) for at in range(LENGTH_BINS + 1)]
     ends = [max(first, after - 1) for first, after in pairwise(starts)]
     median = _quantile(drawn.state.counts["lengths"], starts[:-1], ends, 0.5)
-    return Lengths(
+    return shown.Lengths(
         longest=breakdowns.longest(curve),
         curve=[at._replace(khat=_khat(at.sequences, top)) for at, top in tops],
         median=None if median is None else round(median),
@@ -617,7 +585,7 @@ def lengths(drawn: Drawn) -> Lengths:
     )
 
 
-def _token_types(drawn: Drawn) -> TokenTypes | None:
+def _token_types(drawn: Drawn) -> shown.TokenTypes | None:
     """Read the token ids that carry the largest share of K3."""
     table = drawn.state.tables.get("token_ids")
     if table is None or not len(table.places):
@@ -625,7 +593,7 @@ def _token_types(drawn: Drawn) -> TokenTypes | None:
     n, k3, delta = (table.named(table.values)[name] for name in ("tokens", "k3", "d"))
     total, order = float(k3.sum()), np.argsort(-k3, kind="stable")
     worst = [
-        TokenType(
+        shown.TokenType(
             token_id=int(table.places[at]),
             tokens=round(n[at]),
             share=float(n[at] / n.sum()),
@@ -637,37 +605,37 @@ def _token_types(drawn: Drawn) -> TokenTypes | None:
         if math.isfinite(k3[at]) and math.isfinite(delta[at])
     ]
     half = int((np.cumsum(k3[order]) < total / 2).sum()) + 1 if 0 < total < math.inf else None
-    return TokenTypes(distinct=len(table.places), half=half, worst=worst)
+    return shown.TokenTypes(distinct=len(table.places), half=half, worst=worst)
 
 
 # ---------------------------------------------------------------- the cause
 
 
-def _lag_evidence(drawn: Drawn, steps: BySteps | None) -> LagEvidence | None:
+def _lag_evidence(drawn: Drawn, steps: shown.BySteps | None) -> shown.LagEvidence | None:
     """Read K3 in sync, and how it grows with the lag of the steps; None without lags."""
     if "policy_lag" not in drawn.result.axes:
         return None
-    zero = next((one.numbers["k3"] for one in drawn.result.at("policy_lag") if one.key == "0"), Number())
-    level, result = zero.value, dict[str, Any]()
-    if zero.known:
-        result["in_sync"] = Number(value=level, interval=zero.interval)
-        result["in_sync_share"] = _share(level or 0.0, drawn.result.whole[f"{drawn.prefix}k3"].value or 0.0)
+    found = shown.LagEvidence()
+    for zero in (place.numbers["k3"] for place in drawn.result.at("policy_lag") if place.key == "0"):
+        whole = drawn.result.whole[f"{drawn.prefix}k3"].value
+        found.in_sync = Number(value=zero.value, interval=zero.interval)
+        found.in_sync_share = _share(zero.value, whole) if zero.value is not None and whole else None
     by_lag: dict[int, list[int]] = {}
     for at, group in enumerate(drawn.groups):
         many, lag, square = (float(group.reader.drawn[name][0]) for name in ("lagged", "lag", "lag2"))
         if many > 0 and lag % many == 0 and square * many == lag * lag:  # all have one
             by_lag.setdefault(int(lag / many), []).append(at)
     if steps is None or not by_lag:
-        return LagEvidence(**result)
-    k3 = steps.series["k3"].numbers()
+        return found
+    k3, level = steps.series["k3"].numbers(), found.in_sync.value if found.in_sync else None
     firsts = {lag: k3[at[0]].value for lag, at in sorted(by_lag.items()) if lag}
     ratios = {str(lag): _share(x, level) for lag, x in firsts.items() if level and x is not None}
-    result["ratio_by_lag"] = {lag: ratio for lag, ratio in ratios.items() if ratio is not None}
+    found.ratio_by_lag = {lag: ratio for lag, ratio in ratios.items() if ratio is not None}
     most = max(by_lag, key=lambda one: (len(by_lag[one]), one))
     if len(by_lag[most]) > 1:
         first, last = by_lag[most][0], by_lag[most][-1]
-        start, end = k3[first], k3[last]
-        growth = None if start.value is None or end.value is None else _share(end.value, start.value)
-        ends = (steps.first[first], steps.last[last])
-        result |= {"lag": most, "steps": ends, "start": start, "end": end, "growth": growth}
-    return LagEvidence(**result)
+        found.lag, found.steps = most, (steps.first[first], steps.last[last])
+        found.start, found.end = k3[first], k3[last]
+        if found.start.value is not None and found.end.value is not None:
+            found.growth = _share(found.end.value, found.start.value)
+    return found

@@ -58,7 +58,7 @@ DROPPED = next(row for row in method.ROWS if row.name == "sequences_dropped")
 def by_octave(sums: PresetSums) -> ByKey:
     """Sum sequences by octave of length, and those of them that each preset drops, if it can drop any."""
     batch, some = sums.batch, sums.only(lambda preset: DROPPED.name not in method.idle(preset))
-    keys = breakdowns.LENGTH.places(batch)
+    keys = breakdowns.LENGTH.places(batch).tolist()
     assert keys is not None
     members = {str(key): segments.index(at) for key, at in segments.by_key(keys).items()}
     columns = Columns.of({name: sums.context.counts[name] for name in ("tokens", "sequences")})

@@ -27,9 +27,9 @@ from threadpoolctl import threadpool_limits
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import Dump
 
-TOKENS = 5 << 16
-"""Tokens per batch: with two threads `analyze` then takes less than 450 MB; each batch has a fixed cost."""
-THREAD = 200 << 20
+TOKENS = 1 << 19
+"""Tokens per batch, a balance between its fixed cost, memory, and an even share for each thread."""
+THREAD = 300 << 20
 """Peak memory of a computing thread in bytes, with its batch."""
 GROUP, MEMORY = Path("/sys/fs/cgroup"), Path("/proc/meminfo")
 ONE_HEAP = (-8, 1)
