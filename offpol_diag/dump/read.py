@@ -306,23 +306,19 @@ class Dump:
         This depends on the dump alone. Shards can be read in another process and working directory. A dump of
         a row per token is one shard.
         """
-        size = max(size, sum(group.size for part in self.parts for group in part.read) // MOST_SHARDS)
+        size, rows = (
+            max(size, sum(one.size for part in self.parts for one in part.read) // MOST_SHARDS),
+            self.rows,
+        )
         found, held, weight, first, before = list[Dump](), list[Part](), 0, 0, 0
         for part in self.parts:
-            path = (
-                part.path
-                if part.path.store
-                else replace(part.path, path=str(Path(part.path.path).absolute()))
-            )
             for at in part.span:
-                begin = held.pop().span.start if held and held[-1].path == path else at
-                held.append(replace(part, path=path, span=range(begin, at + 1), state=()))
+                begin = held.pop().span.start if held and held[-1].path == part.path else at
+                held.append(replace(part, span=range(begin, at + 1), state=()))
                 weight, first = weight + part.groups[at].size, first + part.groups[at].rows
-                if (weight >= size and not self.long) or first == self.rows:
-                    found.append(
-                        replace(self, parts=held, seen=Seen(), folder=None, shard=True, before=before)
-                    )
-                    held, weight, before = [], 0, first
+                if (weight >= size and not self.long) or first == rows:
+                    one = replace(self, parts=held, seen=Seen(), folder=None, shard=True, before=before)
+                    found, held, weight, before = [*found, one], [], 0, first
         return found
 
     def largest(self, name: str, most: int) -> tuple[frozenset[str], int] | None:
@@ -462,6 +458,7 @@ def open_dump(
     """
     given = columns or {}
     files = [one for one in sources if isinstance(one, Location)] or find([str(one) for one in sources])
+    files = [one if one.store else replace(one, path=str(Path(one.path).absolute())) for one in files]
     texts = [(key, text) for one in files for key, text in one.partitions.items() if text is not None]
     words = {key for key, text in texts if not WHOLE.fullmatch(text)}  # of a hive partition, in every file
     parts = [Part.of(path, words, given) for path in files]

@@ -205,7 +205,9 @@ def located(source: str) -> tuple[fs.FileSystem, str]:
         raise DumpError(f"{clean(source)}: {scheme}:// has no option {odd[0]!r}", hint)
     if not bucket:
         raise DumpError(f"{clean(source)}: names no bucket", f"write {scheme}://bucket/path")
-    return (_s3(bucket, given) if scheme[0] == "s" else _gcs(given)), path
+    if scheme[0] == "s":
+        return _s3(bucket, given), path
+    return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=SECONDS), **_endpoint(given)), path
 
 
 def _s3(bucket: str, given: dict[str, str]) -> fs.S3FileSystem:
@@ -218,10 +220,6 @@ def _s3(bucket: str, given: dict[str, str]) -> fs.S3FileSystem:
             "us-east-1" if "endpoint_override" in where else fs.resolve_s3_region(bucket)
         )
     return fs.S3FileSystem(connect_timeout=SECONDS / 3, request_timeout=SECONDS, **where)
-
-
-def _gcs(given: dict[str, str]) -> fs.GcsFileSystem:
-    return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=SECONDS), **_endpoint(given))
 
 
 def _endpoint(given: dict[str, str]) -> dict[str, Any]:
