@@ -142,7 +142,6 @@ class Table:
         distinct = {id(x): x for x in columns.values()}
         line = {key: at for at, key in enumerate(distinct)}
         lines = {name: line[id(x)] for name, x in columns.items()}
-        values = np.stack([*distinct.values()])
         where: Array
         if places is None:
             where = np.full(len(buckets), "", object)
@@ -150,6 +149,14 @@ class Table:
             where = places
         else:
             where = np.array(places, np.int64 if width else object)
+        if kind == "sums":  # one column after the other: side by side they take five times as long
+            order, first = _sorted(where, buckets)
+            at = np.empty(len(order), np.int64)
+            at[order] = np.repeat(np.arange(len(first)), np.diff(first, append=len(order)))
+            where, buckets = where[order[first]], buckets[order[first]]
+            values = np.stack([np.bincount(at, x, len(first)) for x in distinct.values()])
+        else:
+            values = np.stack([*distinct.values()])
         return cls(lines, where, buckets, values, kind, most, width)._merged()
 
     @classmethod
@@ -188,20 +195,15 @@ class Table:
 
     def _merged(self) -> Table:
         """Merge rows of equal place and bucket, in their order, within the bound on places."""
-        places, buckets, values = self.places, self.buckets, self.values
-        codes, texts = places, places.dtype == object
-        if texts:  # which are slow to compare
-            code = {label: at for at, label in enumerate(sorted(set(places.tolist())))}
-            codes = np.array([code[label] for label in places.tolist()], np.int64)
-        order = np.lexsort((buckets, codes))
+        order, at = _sorted(self.places, self.buckets)
+        places, buckets, values = self.places[order], self.buckets[order], self.values
+        if self.most:
+            new = places[at][1:] != places[at][:-1]
+            many = np.count_nonzero(new) + 1 - (places.dtype == object and OTHERS in places)
+            if many > self.most:
+                return self._wider(2 * self.width) if self.width else self._with_others()
         if (order[1:] < order[:-1]).any():
-            places, codes, buckets, values = places[order], codes[order], buckets[order], values[:, order]
-        new = np.ones(len(codes), np.bool_)
-        new[1:] = codes[1:] != codes[:-1]
-        if self.most and np.count_nonzero(new) > self.most + (texts and OTHERS in code):
-            return self._wider(2 * self.width) if self.width else self._with_others()
-        new[1:] |= buckets[1:] != buckets[:-1]
-        at = np.flatnonzero(new)
+            values = values[:, order]
         if len(at) < len(order):
             match self.kind:
                 case "sums":
@@ -272,6 +274,19 @@ class Table:
             with np.errstate(divide="ignore"):
                 result = np.log(result) + top
         return result
+
+
+def _sorted(places: Array, buckets: Array) -> tuple[Array, Array]:
+    """Return the order of rows by place and bucket, [M], and where in it each pair begins."""
+    codes = places
+    if places.dtype == object:  # texts are slow to compare
+        code = {label: at for at, label in enumerate(sorted(set(places.tolist())))}
+        codes = np.array([code[label] for label in places.tolist()], np.int64)
+    order = np.lexsort((buckets, codes))
+    new = np.ones(len(order), np.bool_)
+    codes, buckets = codes[order], buckets[order]
+    new[1:] = (codes[1:] != codes[:-1]) | (buckets[1:] != buckets[:-1])
+    return order, np.flatnonzero(new)
 
 
 def largest_of(x: Array, k: int) -> Array:
