@@ -76,7 +76,7 @@ recomputes it) or π_θ (bypass: the rollout's log-probs are the anchor). Reject
 of the loss (kept) or stay in it (all). Thresholds stand beside the name, in the order given here:
 `token_is@3`, `seq_mis@2..0.4..2.5`; [any key](preset-files.md#beside-a-name) does too.
 `offpol-diag presets NAME` prints one preset in full, with its guards; `--for TRAINER` its config,
-ready to paste. `logs`: whose names and definitions [`check`](check.md) takes for it. The file is
+ready to paste. `logs`: the trainer, and the generation, that it is of. The file is
 [`presets.toml`](../offpol_diag/presets/presets.toml); a file of your own has the same form
 (`--preset-file`, [grammar](preset-files.md)).
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import polars as pl
-from pydantic import BaseModel, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_validator
 
 from offpol_diag.dump.batch import Batch, joined
 from offpol_diag.dump.read import Dump
@@ -29,8 +29,8 @@ from offpol_diag.result import first_mistake
 from offpol_diag.trainers.logged import LOGS, log_of, steps_of
 
 FORMAT: Literal["offpol-diag check 2"] = "offpol-diag check 2"
-RELATIVE, ABSOLUTE = 1e-5, 2e-8
-"""Differences below |value| · RELATIVE + ABSOLUTE are what float32 rounds."""
+NEAR, SMALL = 1e-5, 2e-3
+"""Relative differences up to NEAR are what float32 rounds; of values below SMALL, up to NEAR of SMALL."""
 MOST_BYTES = 1 << 28
 """Most bytes of a file of curves."""
 STEPS = (
@@ -42,8 +42,20 @@ WORDS = frozenset({"mean", "avg", "std", "min", "max"})
 """Last parts of names that say nothing alone."""
 HINT = "export the curves as CSV, JSONL or Parquet with a column `step`, as W&B does"
 
-Curves = dict[str, dict[int | None, float]]
-"""Name → step → value."""
+Curves = dict[str, dict[Any, float]]
+"""Name → step → value; the step is None where a dump has none."""
+
+
+def off(logged: float, expected: float) -> float:
+    """Return the difference relative to the larger value, 0 to 2; infinite where the curve is not finite."""
+    if not math.isfinite(logged):
+        return math.inf
+    return abs(logged - expected) / max(abs(logged), abs(expected), SMALL)
+
+
+def finite(x: float | None) -> float | None:
+    """Return a number that JSON has, else None."""
+    return x if x is not None and math.isfinite(x) else None
 
 
 class Row(BaseModel):
@@ -60,11 +72,8 @@ class Row(BaseModel):
 
     @property
     def off(self) -> float:
-        """The largest difference relative to the larger value, 0 to 2; infinite where the curve is."""
-        if self.logged is None:
-            return math.inf
-        size = max(abs(self.logged), abs(self.expected), ABSOLUTE)
-        return abs(self.logged - self.expected) / size
+        """The difference there."""
+        return off(math.nan if self.logged is None else self.logged, self.expected)
 
 
 class Checked(BaseModel):
@@ -85,6 +94,12 @@ class Checked(BaseModel):
     rows: list[Row] = Field([], description="metrics with a curve, those that differ first")
     unmatched: list[str] = Field([], description="metrics of which no single curve has the name")
     unknown: list[str] = Field([], description="curves that are no metric of the trainer")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if any(len(x) != len(self.steps) for one in self.numbers.values() for x in one.values()):
+            raise ValueError("a metric has no number of a step")
+        return self
 
     @property
     def different(self) -> list[Row]:
@@ -162,7 +177,7 @@ def curves(files: Sequence[Path]) -> Curves:
             values = {name: x for name, given in row.items() if (x := _number(given)) is not None}
             lower = {name.lower(): name for name in values}
             column = next((lower[one] for one in STEPS if one in lower), None)
-            if column is None or not math.isfinite(step := values.pop(column)) or step != int(step):
+            if column is None or not (step := values.pop(column)).is_integer():
                 continue
             steps += 1
             for name, x in values.items():
@@ -221,21 +236,18 @@ def compared(expected: Curves, logged: Curves) -> list[Row]:
     """Compare what the dump says with the curves of the same names; what is furthest off comes first."""
     rows = []
     for name, points in expected.items():
-        curve = logged.get(at := curve_of(name, logged) or "", {})
-        if list(points) == [None] and len(curve) == 1:  # a dump without steps, and curves of one
-            curve = {None: next(iter(curve.values()))}
-        both = {step: (curve[step], x) for step, x in points.items() if step in curve and math.isfinite(x)}
+        curve = curve_of(name, logged) or ""
+        values = logged.get(curve, {})
+        if None in points and len(values) == 1:  # a dump without steps, and a curve of one
+            values = {None: next(iter(values.values()))}
+        both = {step: (values[step], x) for step, x in points.items() if step in values and math.isfinite(x)}
         if not both:
             continue
-        wrong = [
-            s for s, (x, y) in both.items() if not math.isclose(x, y, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
-        ]
-        every = [
-            Row(name=name, curve=at, steps=len(both), worst=step, logged=x if math.isfinite(x) else None,
-                expected=y, first=min(wrong, key=lambda s: s or 0, default=None), differs=len(wrong))
-            for step, (x, y) in both.items()
-        ]  # fmt: skip
-        rows.append(max(every, key=lambda row: row.off))
+        wrong = [step for step, pair in both.items() if off(*pair) > NEAR]
+        worst = max(both, key=lambda step: off(*both[step]))
+        x, y = both[worst]
+        at = {"worst": worst, "first": min(wrong, default=None), "differs": len(wrong), "steps": len(both)}
+        rows.append(Row(name=name, curve=curve, logged=finite(x), expected=y, **at))
     return sorted(rows, key=lambda row: (row.differs > 0, row.off), reverse=True)
 
 
@@ -246,35 +258,27 @@ def checked(found: Mapping[str, Curves], logged: Curves, trainer: str) -> Checke
         UsageError: curves are given, and no name or no step is in both.
     """
     rows = {preset: compared(one, logged) for preset, one in found.items()}
-    best = max(rows, key=lambda name: sum(1 if not row.differs else -1e-6 for row in rows[name]))
-    steps = sorted({step for curves in found.values() for one in curves.values() for step in one}, key=_order)
+    equal = {preset: sum(not row.differs for row in some) for preset, some in rows.items()}
+    best = max(rows, key=lambda preset: (equal[preset], -len(rows[preset])))
+    steps = sorted({step for curves in found.values() for one in curves.values() for step in one})
     if logged and not rows[best]:
         if any(curve_of(name, logged) for name in found[best]):
-            spans = (
-                f"{min(s, key=_order)} to {max(s, key=_order)}"
-                for s in (steps, {s for c in logged.values() for s in c})
-            )
+            every = [step for curve in logged.values() for step in curve]
+            spans = (f"{min(some)} to {max(some)}" for some in (steps, every))
             raise UsageError("the dump has steps {}, the curves {}".format(*spans), "number both alike")
-        raise UsageError(
-            f"no curve has a name that {trainer} logs under {best}", f"it logs {', '.join(found[best])}"
-        )
-    known = {row.curve for row in rows[best]}
+        hint = f"it logs {', '.join(found[best])}"
+        raise UsageError(f"no curve has a name that {trainer} logs under {best}", hint)
+    numbers = {
+        preset: {name: [finite(curve.get(step)) for step in steps] for name, curve in curves.items()}
+        for preset, curves in found.items()
+    }
+    known = {row.name for row in rows[best]} | {row.curve for row in rows[best]}
     return Checked(
         trainer=trainer,
         steps=steps,
-        numbers={
-            preset: {
-                name: [x if math.isfinite(x := one.get(step, math.nan)) else None for step in steps]
-                for name, one in curves.items()
-            }
-            for preset, curves in found.items()
-        },
+        numbers=numbers,
         preset=best,
         rows=rows[best],
-        unmatched=[name for name in found[best] if logged and name not in {row.name for row in rows[best]}],
+        unmatched=[name for name in found[best] if logged and name not in known],
         unknown=[name for name in logged if name not in known],
     )
-
-
-def _order(step: int | None) -> int:
-    return 0 if step is None else step

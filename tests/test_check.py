@@ -192,7 +192,7 @@ def test_a_planted_difference_is_found_with_its_worst_and_its_first_step(dump, s
     for flag, code in (((), 0), (("--strict",), int(bool(many)))):
         done = ran(dump, "--logged", file, "--for", "verl", "--presets", "token_is", *flag)
         assert done.exit_code == code
-        words = f"1 of 35 metrics differ, the first from step {first} on" if many else "Equal: all 35 metrics"
+        words = f"1 of 35 metrics differs, from step {first} on" if many else "Equal: all 35 metrics"
         assert words in " ".join(done.output.split())
 
 
@@ -299,8 +299,8 @@ def test_json_page_and_markdown_say_the_same_and_are_drawn_again(dump, said, tmp
     assert ran(dump, *words, "--json", "r.json", "--html", "r.html", "--md", "r.md").exit_code == 0
     page, text = Path("r.html").read_text(), Path("r.md").read_text()
 
-    assert "1 of 35 metrics differ, the first from step 3 on" in page
-    assert "1 of 35 metrics differ, the first from step 3 on" in text
+    assert "1 of 35 metrics differs, from step 3 on" in page
+    assert "1 of 35 metrics differs, from step 3 on" in text
     assert "<b>\x1b" not in page + text
     assert CliRunner().invoke(app, ["report", "r.json", "--html", "again.html"]).exit_code == 0
     assert Path("again.html").read_text() == page

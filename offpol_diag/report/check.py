@@ -42,9 +42,11 @@ def answer(found: Checked) -> Answer:
     header = ("metric", "differs", "logged", "the dump says", "off")
     said = f"all {many} at {steps} are what the dump says, to float32"
     if wrong:
-        first = min(row.first or 0 for row in wrong)
-        said = f"{len(wrong)} of {many} differ, the first from step {first} on"
-        said += f" ({wrong[0].name} by {cells[0][-1]} at step {wrong[0].worst})"
+        said = f"{len(wrong)} of {many} {'differs' if len(wrong) == 1 else 'differ'}"
+        starts = [row.first for row in wrong if row.first is not None]
+        said += f", from step {min(starts)} on" if starts else ""
+        at = "" if wrong[0].worst is None else f" at step {wrong[0].worst}"
+        said += f" ({wrong[0].name} by {cells[0][-1]}{at})"
     remarks = []
     if found.unknown:
         remarks.append(f"{found.trainer} logs nothing of the name {_some(found.unknown)}.")

@@ -182,12 +182,8 @@ def verl(s: Step, generation: str) -> Logged:
     std and ESS are of weights clamped to [1/C, C], since 2026-03 [0, C]. Since 2026-01 each rule is an option
     of −log r with numbers of its own, and no veto is left.
     """
-    p, oldest, by_option, newest = (
-        s.preset,
-        generation == "2025-10",
-        generation >= "2026",
-        generation >= "2026-03",
-    )
+    oldest, by_option, newest = generation == "2025-10", generation >= "2026", generation == "2026-03"
+    p = s.preset
     found = named("mismatch_" * oldest, verl_gap(s, chi2=not oldest))
     if p.weight is not None:
         found |= named("rollout_is_", verl_weights(s, oldest, newest))
@@ -205,13 +201,10 @@ def verl(s: Step, generation: str) -> Logged:
             shares = rule.over in ("sum", "mean")
             found |= named("rollout_rs_", verl_ratio(s, rule.over, low or 1 / high, high, shares))
     if p.reject:
-        bare = s.under(*p.reject)
+        bare, stem = s.under(*p.reject), "rollout_is" if oldest else "rollout_rs"
         lost = s.row_sum(~bare.kept)
-        touched = (lost > 0) | (~bare.kept_rows & (not by_option))
-        found |= named(
-            "rollout_is_" if oldest else "rollout_rs_",
-            {"masked_fraction": over_tokens(s, lost), "seq_masked_fraction": mean(touched)},
-        )
+        found[f"{stem}_masked_fraction"] = over_tokens(s, lost)
+        found[f"{stem}_seq_masked_fraction"] = mean((lost > 0) | (~bare.kept_rows & (not by_option)))
     found = named("mismatch/" if oldest else "rollout_corr/", found)
     if newest and p.policy == "old":
         found |= named("training/", verl_probabilities(s))
@@ -266,8 +259,7 @@ def verl_ratio(s: Step, over: str, low: float, high: float, shares: bool, applie
     Fractions beyond the thresholds are of the ratio, of rows (`shares`) or tokens; so are a row's extremes.
     """
     log, by_row = s.on.aggregate("ratio", s.preset.policy, over, None), over in OF_SEQUENCES
-    raw = np.exp(log.clip(-SAFETY, SAFETY))
-    x = raw
+    x = raw = np.exp(log.clip(-SAFETY, SAFETY))
     if applied:
         masks = s.preset.weight is not None and s.preset.weight.action == "mask"
         x = s.unit if masks else np.minimum(raw, high)
@@ -373,10 +365,8 @@ def trl(s: Step) -> Logged:
         found["cispo_clip_ratio"] = mean(cuts[1])
     if loss.kind in ("ppo_clip", "gspo"):
         low, high = (np.minimum(s.row_sum(flags), size) for flags in cuts)
-        found["clip_ratio/low_mean"], found["clip_ratio/high_mean"] = (
-            x.sum() / size.sum() for x in (low, high)
-        )
-        found["clip_ratio/region_mean"] = found["clip_ratio/low_mean"] + found["clip_ratio/high_mean"]
+        shares = {"low": low, "high": high, "region": low + high}
+        found |= {f"clip_ratio/{name}_mean": x.sum() / size.sum() for name, x in shares.items()}
         found["clip_ratio/low_min"] = least(low[size > 0] / size[size > 0])
         found["clip_ratio/high_max"] = top(high[size > 0] / size[size > 0])
     return found
@@ -461,9 +451,8 @@ def slime(s: Step, helper: bool, fork: bool = False) -> Logged:
 def slime_gap(s: Step) -> Logged:
     """Return the MIS helper's perplexities, KL and χ² estimates."""
     off = np.expm1(s.d.clip(-SAFETY, SAFETY))
-    found = perplexities(
-        s.row_mean(s.train), s.row_mean(s.batch.rollout), lambda x: mean(np.where(s.there, x, 0.0))
-    )
+    rows = s.row_mean(s.train), s.row_mean(s.batch.rollout)
+    found = perplexities(*rows, lambda x: mean(np.where(s.there, x, 0.0)))
     found |= {"kl": mean(-s.row_mean(s.d)), "k3_kl": mean(s.row_mean(s.k3()))}
     found["chi2_token"] = mean(s.row_mean(off * (off + 2)))
     found["chi2_seq"] = mean(np.expm1(2 * s.row_sum(s.d).clip(-SAFETY, SAFETY)))
@@ -542,19 +531,16 @@ def nemo_rl(s: Step) -> Logged:
     total = s.unit[s.row_sum(s.kept) > 0].sum() if s.by_row else w[s.kept].sum()
     units = tokens if weight is None or weight.over == "token" else rows.sum() + EPS
     found["sampling_importance_ratio"] = total / units
-    gates = [
-        rule for rule in rules if (rule.statistic, rule.over) == ("ratio", "mean") and not rule.on_tokens
-    ]
+    gates = [rule for rule in rules if (rule.statistic, rule.over) == ("ratio", "mean")]
     if gates:  # seq-mask-tis counts rows
         found["is_oob_ratio"] = (rows & ~s.under(*gates).kept_rows).sum() / (rows.sum() + EPS)
     elif weight is not None and weight.action in ("truncate", "mask"):
         found["is_oob_ratio"] = s.bounded[rows].sum() / tokens
     if b.current is not None:
-        raw = b.current if s.loss.kind == "reinforce" else np.exp(s.u)  # REINFORCE has no ratio
-        for name, x in (
-            ("probs_ratio", raw),
-            ("probs_ratio_clamped", raw if raw is b.current else s.clip(raw)),
-        ):
+        raw = clamped = b.current  # REINFORCE has no ratio
+        if s.loss.kind != "reinforce":
+            raw, clamped = np.exp(s.u), s.clip(np.exp(s.u))
+        for name, x in (("probs_ratio", raw), ("probs_ratio_clamped", clamped)):
             found |= {name: x[left].sum() / tokens, **ends(f"{name}_*", x[left], "min max")}
         entropy = -np.exp(s.on.log_ratio("current")) * b.current
         found["approx_entropy"] = entropy[left].sum() / tokens
@@ -706,10 +692,7 @@ def log_of(trainer: str, generation: str, preset: Preset) -> str:
         return f"verl-{generation}"
     if trainer not in ("slime", "miles") or weight is None:
         return trainer
-    band = (
-        weight.action == "none"
-        and len(rules) == 1
-        and (rules[0].statistic, rules[0].over) == ("ratio", "token")
-    )
-    plain = weight.over == "token" and not weight.normalize and preset.veto is None and (band or not rules)
-    return trainer if plain else f"{trainer}-mis"
+    kinds = [(rule.statistic, rule.over) for rule in rules]
+    by_flags = not rules or (kinds == [("ratio", "token")] and weight.action == "none")
+    plain = weight.over == "token" and not weight.normalize and preset.veto is None
+    return trainer if plain and by_flags else f"{trainer}-mis"
