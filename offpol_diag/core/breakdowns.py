@@ -195,7 +195,8 @@ def observe(
         if places is None:
             continue
         if not by.labels:
-            places, most = [*map(text_of, places)], 0 if by.name == STEP else MOST_PLACES
+            texts = {value: text_of(value) for value in set(places)}
+            places, most = [texts[value] for value in places], 0 if by.name == STEP else MOST_PLACES
         if few is not None:
             places = [place if place in few else OTHERS for place in places]
         tables[PREFIX + by.name] = Table.of(of_sequence, buckets, places, most=most)
