@@ -19,19 +19,20 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import torch
 
-from offpol_diag.core.observe import analyze, read_ahead
+from offpol_diag.core import preset_numbers
+from offpol_diag.core.devices import memory_of, to_host
+from offpol_diag.core.gap import Tokens
+from offpol_diag.core.observe import Ahead, analyze, read_ahead
+from offpol_diag.core.segments import Array
 from offpol_diag.core.study import Study
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import open_dump
-from offpol_diag.engine import preset_sums
-from offpol_diag.engine.context import BatchContext
-from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.errors import MemoryShortage
 from offpol_diag.presets.catalogue import load
 from offpol_diag.result import Result
@@ -39,7 +40,7 @@ from offpol_diag.run.threads import Threads
 
 HERE = Path(__file__).parent
 SIZES = (1 << 16, 1 << 17, 1 << 18, 1 << 19, 1 << 20)
-"""Tokens per block; the first that does not fit ends the list."""
+"""Tokens per batch; the first that does not fit ends the list."""
 TOLERANCE = 1e-9
 COPY_BYTES = 1 << 32
 PRESETS = tuple(load().resolve("all"))
@@ -56,33 +57,37 @@ def seconds(job: Callable[[], object], rounds: int) -> float:
     return statistics.median(spent)
 
 
-def scenes(path: Path, device: str) -> list[BatchContext]:
+def loaded(path: Path, size: int) -> tuple[Ahead, list[Batch]]:
     """Load the dump's batches into memory, with what presets need of whole trainer batches."""
-    dump = open_dump([str(path)])
-    cut = read_ahead(Threads(1), dump, Study.of(dump.info.columns, PRESETS)).cut
-    return [BatchContext.of(batch, 0, 1, cut, device=device) for batch in dump.batches()]
+    dump = open_dump([str(path)], batch_tokens=size)
+    return read_ahead(Threads(1), dump, Study.of(dump.info.columns, PRESETS)), [*dump.batches()]
+
+
+def started(batch: Batch, ahead: Ahead, device: str) -> dict[str, Array]:
+    """Start what presets do to each sequence of a batch."""
+    with memory_of(device):
+        return preset_numbers.columns(Tokens.of(batch, partial(ahead.cut, batch), device), PRESETS)
 
 
 def resident(path: Path, device: str, rounds: int, bandwidth: float) -> None:
-    """Print tokens per second from batches in memory to sums in memory, by tokens of a block."""
-    every = scenes(path, device)
-    tokens, taken = sum(one.batch.tokens for one in every), sum(_bytes(one.batch) for one in every)
-
-    @np.errstate(all="ignore")
-    def sums() -> None:
-        for context in every:
-            PresetSums.of(context, PRESETS).done()
-
+    """Print tokens per second from batches in memory to sums in memory, by tokens of a batch."""
     for size in SIZES if device != "cpu" else SIZES[:1]:
-        with patch.dict(preset_sums.BLOCK, gpu=size):
-            try:
-                took = seconds(sums, rounds)
-            except MemoryShortage:
-                print(f"blocks of {size:,} tokens do not fit")
-                break
-            rate, of_copy = tokens / took / 1e6, taken / took / bandwidth
-            waited = f", {waits(every[0])} waits a batch" if device != "cpu" else ""
-            print(f"blocks of {size:9,}: {rate:8.1f} M tokens/s, {of_copy:.1%} of a copy{waited}")
+        ahead, every = loaded(path, size)
+        tokens, taken = sum(one.tokens for one in every), sum(map(_bytes, every))
+
+        @np.errstate(all="ignore")
+        def sums(ahead: Ahead = ahead, every: list[Batch] = every) -> None:
+            for batch in every:
+                to_host(started(batch, ahead, device))
+
+        try:
+            took = seconds(sums, rounds)
+        except MemoryShortage:
+            print(f"batches of {size:,} tokens do not fit")
+            break
+        rate, of_copy = tokens / took / 1e6, taken / took / bandwidth
+        waited = f", {waits(every[0], ahead, device)} waits a batch" if device != "cpu" else ""
+        print(f"batches of {size:9,}: {rate:8.1f} M tokens/s, {of_copy:.1%} of a copy{waited}")
 
 
 def _bytes(batch: Batch) -> int:
@@ -90,13 +95,13 @@ def _bytes(batch: Batch) -> int:
     return sum(x.nbytes for x in arrays if isinstance(x, np.ndarray))
 
 
-def waits(context: BatchContext) -> int:
+def waits(batch: Batch, ahead: Ahead, device: str) -> int:
     """Count how often the host waits for the GPU while the sums of a batch are started, as CUDA counts it."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            PresetSums.of(context, PRESETS)
+            started(batch, ahead, device)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return sum("synchroniz" in str(one.message) for one in said)

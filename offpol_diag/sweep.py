@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from offpol_diag.core import tails
+from offpol_diag.core.gap import Tokens
 from offpol_diag.core.observe import examine, running
+from offpol_diag.core.preset_numbers import AT_LAG_0, DROPPED
+from offpol_diag.core.state import Array
 from offpol_diag.core.steps import rule as rule_of
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import Dump
-from offpol_diag.engine import loglattice, segments, selection
-from offpol_diag.engine.context import evaluator
-from offpol_diag.engine.segments import Array
 from offpol_diag.errors import DumpError, UsageError, did_you_mean
 from offpol_diag.number import Number, Numbers
 from offpol_diag.numerals import say_value
@@ -38,7 +39,7 @@ ALIKE = 0.01
 """Largest relative difference of |log| of two bounds that count as 1/b and b."""
 METRICS = (
     *("tokens_weighted", "tokens_rejected", "sequences_dropped", "truncated_high", "truncated_low"),
-    *("ess_tokens", "ess_sequences", "weight_mean", "chi2_token", "chi2_sequence", selection.AT_LAG_0.name),
+    *("ess_tokens", "ess_sequences", "weight_mean", "chi2_token", "chi2_sequence", AT_LAG_0.name),
 )
 """Numbers of a preset that are listed at each threshold."""
 
@@ -368,7 +369,7 @@ def sweep(
 
 def _dropped(whole: Result, name: str) -> Numbers:
     places = whole.at("length", f"preset/{name}")
-    return {place.key: x for place in places if (x := place.numbers.get(selection.DROPPED.name))}
+    return {place.key: x for place in places if (x := place.numbers.get(DROPPED.name))}
 
 
 def _named(preset: Preset, bound: SweptBound, bounds: Mapping[str, float]) -> Preset:
@@ -400,7 +401,7 @@ def warnings(found: Sweep, lengths: Sequence[Place]) -> list[str]:
     each = [(f"{one.threshold:.7g}, the preset as it stands,", one) for one in found.points if one.own]
     each += [("what was solved for", found.window.point)] if found.window else []
     for whose, point in each:
-        fresh = point.numbers.get(selection.AT_LAG_0.name, Number()).value
+        fresh = point.numbers.get(AT_LAG_0.name, Number()).value
         gone = [point.dropped[key].value for key in usual if key in point.dropped]
         short, long = (1 - (one or 0.0) for one in (gone[0], gone[-1])) if gone else (1.0, 1.0)
         if short - long > TRAP and long < TRAP_RATIO * short:
@@ -450,7 +451,7 @@ class Values:
     """The statistic of some tokens or sequences.
 
     Attributes:
-        counts: of all of them, by bin of `loglattice`, [SIZE].
+        counts: of all of them, by bin of `tails`, [SIZE].
         values: the values in the bins that were asked for, each once, rising.
         times: how often each occurs.
     """
@@ -480,20 +481,22 @@ class Look:
     def __call__(self, batch: Batch) -> Values:
         """Collect the values of one batch."""
         x = self._statistic(batch)
-        bins = loglattice.index(x)
+        bins = tails.index(x)
         values, times = np.unique(x[np.isin(bins, self.wanted)], return_counts=True)
-        return Values(np.bincount(bins, minlength=loglattice.SIZE), values, times)
+        return Values(np.bincount(bins, minlength=tails.SIZE), values, times)
 
     def _statistic(self, batch: Batch) -> Array:
         rule, policy = self.bound.rule(self.preset), self.preset.policy
-        tokens, filled = evaluator(batch), batch.lengths > 0
+        tokens = Tokens.of(batch)
+        runs = tokens.sequences
         if isinstance(rule, Veto):
-            extreme = segments.smallest if self.bound.side == "lower" else segments.largest
-            return extreme(tokens.log_ratio(policy), batch.cu_seqlens)[filled]
+            extreme = runs.min if self.bound.side == "lower" else runs.max
+            least: Array = extreme(tokens.log_ratio(policy))[runs.filled]
+            return least
         if isinstance(rule, Weight):
             rule = Reject("ratio", rule.over, safety=rule.safety, safety_at=rule.safety_at)
         x: Array = tokens.judged(rule_of(policy, rule))
-        return x[filled] if rule.over in OF_SEQUENCES else x
+        return x[runs.filled] if rule.over in OF_SEQUENCES else x
 
 
 def solve(engine: Engine, dump: Dump, options: SweepOptions) -> tuple[dict[str, float], dict[str, int]]:
@@ -536,7 +539,7 @@ def _near(
     wanted = {bin_ for at in places for bin_ in filled[max(at - 1, 0) : at + 2].tolist()}
     seen: Values | None = engine.reduce(dump, replace(look, wanted=tuple(sorted(wanted))))
     assert seen is not None
-    values, bins, within = seen.values.tolist(), loglattice.index(seen.values), np.cumsum(seen.times)
+    values, bins, within = seen.values.tolist(), tails.index(seen.values), np.cumsum(seen.times)
     first = np.searchsorted(bins, bins)  # of the bin of each value
     not_above = (upto - counts)[bins] + within - (within - seen.times)[first]
     low, high = (max(abs(end) * SPARE, 1e-9) for end in (values[0], values[-1]))

@@ -65,7 +65,7 @@ class Correction:
             return {}
         batch = batch_of(self._tokens, self._counted)
         out = readout.Readout(self._study, observe(self._study, batch))
-        found = readout.metrics(out) | readout.preset_numbers(out, self._study.presets[0])
+        found = readout.of_dump(out) | readout.of_preset(out, self._study.presets[0])
         return {name: one.value for name, one in found.items() if one.value is not None}
 
     def __iter__(self) -> Iterator[Any]:

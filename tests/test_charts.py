@@ -339,7 +339,7 @@ def test_states_do_not_grow_with_tokens(tmp_path):
     sizes = []
     for many in (100, 400):
         path = oracles.write(rows_of(0.5, 8, many, steps=90), tmp_path / f"{many}.parquet")
-        state = examine(opened(path), presets=()).tally.state
+        state = examine(opened(path), presets=()).state
         sizes.append({name: x.shape for name, x in {**state.counts, **state.largest}.items()})
         assert len(state.tables["by_step"].labels) <= MOST_STEPS
     assert sizes[0] == sizes[1]

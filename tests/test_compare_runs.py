@@ -23,9 +23,7 @@ from offpol_diag.compare import of_runs
 from offpol_diag.compare.runs import Side, _repeats, _shared, effect, rank, size
 from offpol_diag.core.intervals import Groups, holm, p_value
 from offpol_diag.core.observe import examine, opened
-from offpol_diag.engine.bootstrap import mix
-from offpol_diag.engine.selection import SampledGroups
-from offpol_diag.engine.tally import Arrays, ByKey
+from offpol_diag.core.state import State, mix
 from offpol_diag.number import Number
 from offpol_diag.presets.catalogue import load
 from offpol_diag.report import answered
@@ -226,8 +224,7 @@ def test_shared_prompts_are_counted_and_without_prompt_ids_equal_responses_are_p
 
 def test_of_more_groups_than_are_kept_the_shared_ones_are_estimated():
     def sample(first, last):
-        keys = np.sort(mix(mix(np.arange(first, last))))
-        return SampledGroups.read(ByKey(keys, Arrays(sums={"counts": np.ones((last - first, 1))}), "sample"))
+        return State.of_groups(mix(mix(np.arange(first, last))))
 
     for other, shared in (((15_000, 45_000), 15_000), ((0, 30_000), 30_000), ((50_000, 60_000), 0)):
         found = _shared(sample(0, 30_000), sample(*other))

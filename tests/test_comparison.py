@@ -15,8 +15,9 @@ from offpol_diag.compare.presets import leader, of_preset
 from offpol_diag.core.intervals import Groups
 from offpol_diag.core.observe import examine, opened
 from offpol_diag.core.readout import Readout
+from offpol_diag.core.state import draws as draws_of
+from offpol_diag.core.state import groups_of
 from offpol_diag.dump.read import open_dump
-from offpol_diag.engine import bootstrap
 from offpol_diag.errors import UsageError
 from offpol_diag.number import Number
 from offpol_diag.presets import Preset, Reject, Veto, Weight
@@ -79,7 +80,7 @@ def dropped(compared):
 def draws(found, path):
     """Return how often each row is drawn in each replicate of the bootstrap."""
     (batch,) = open_dump([path]).batches()
-    return bootstrap.draws(batch.key, found.study.seed, found.study.replicates).astype(int).tolist()
+    return draws_of(groups_of(batch.key, batch.steps), found.study.seed).astype(int).tolist()
 
 
 def half_width(drawn, tokens, groups):
@@ -94,9 +95,9 @@ def half_width(drawn, tokens, groups):
 
 def test_a_difference_in_a_replicate_is_that_of_the_rows_it_draws(found, path):
     times, data = draws(found, path), oracles.sequences(ROWS)
-    out = Readout(found.study, found.tally)
+    out = Readout(found.study, found.state)
     mine, theirs = (of_preset(out, found.study.presets[at]) for at in (2, 1))
-    for replicate in (0, 7, 255):
+    for replicate in (0, 7, 511):
         drawn = [s for s, many in zip(data, times, strict=True) for _ in range(many[replicate])]
         one, other = (oracles.preset_metrics(drawn, SOME[at])[0] for at in (2, 1))
         for name in METRICS:
@@ -105,12 +106,12 @@ def test_a_difference_in_a_replicate_is_that_of_the_rows_it_draws(found, path):
 
 
 def test_the_interval_of_a_difference_is_that_of_a_t_statistic_of_its_replicates(found, compared):
-    out = Readout(found.study, found.tally)
+    out = Readout(found.study, found.state)
     mine, theirs = (of_preset(out, found.study.presets[at]) for at in (2, 0))
     for name in METRICS:
         number = compared.differences["whole"][name]
         values = (mine[name] - theirs[name]).tolist()
-        half = half_width(values[1:], out.reader.drawn["tokens"].tolist(), out.groups.many)
+        half = half_width(values[1:], out.reader.drawn["tokens"].tolist(), out.state.many)
         assert number.value == values[0]
         assert number.interval == pytest.approx((values[0] - half, values[0] + half), rel=1e-3, abs=1e-12)
     one, other = (found.summary().preset(name) for name in ("whole", "all"))
@@ -289,7 +290,7 @@ def test_nothing_is_looked_at_that_was_not_asked_for(path, found):
     assert not [
         name
         for one in (without, crowd)
-        for name in (*one.tally.state.tables, *one.tally.state.records)
+        for name in (*one.state.tables, *one.state.records)
         if "drops" in name
     ]
     compared = of_presets(crowd, crowd.summary(), "p0")

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from offpol_diag import compare
 from offpol_diag.cli import app
+from offpol_diag.core.gap import Tokens
 from offpol_diag.core.intervals import ABOVE_ONE, ANYWHERE, POSITIVE
 from offpol_diag.core.observe import analyze
+from offpol_diag.core.state import COUNTED
 from offpol_diag.dump.batch import Batch
-from offpol_diag.engine.context import evaluator
-from offpol_diag.engine.tally import SAMPLE
 from offpol_diag.gate import Baseline, Gates, judged, required
 from offpol_diag.number import Number
 from offpol_diag.presets import catalogue
@@ -171,7 +171,7 @@ def test_a_token_statistic_of_probabilities_is_exact_to_rounding(delta, upper):
     offsets, none = np.array([0, 1]), np.zeros(1, np.int64)
     batch = Batch(np.array([q]), offsets, offsets, none, none, none, old=np.array([p]))
     exact = float(mpmath.exp(p) - mpmath.exp(q))
-    tokens = evaluator(batch)
+    tokens = Tokens.of(batch)
     assert tokens.statistic("prob_diff", "old", None)[0] == pytest.approx(exact, rel=1e-15, abs=0)
     clamped = float(mpmath.exp(q) * mpmath.expm1(min(max(p - q, -20.0), 20.0)))
     bounded = tokens.statistic("prob_diff", "old", 20.0)[0]
@@ -183,7 +183,7 @@ def test_a_probability_difference_from_a_sentinel_is_the_other_probability(q, p,
     """log π_rollout + Δ is 0 there, not log π_train."""
     offsets, none = np.array([0, 1]), np.zeros(1, np.int64)
     batch = Batch(np.array([q]), offsets, offsets, none, none, none, old=np.array([p]))
-    assert evaluator(batch).statistic("prob_diff", "old", None).tolist() == [exact]
+    assert Tokens.of(batch).statistic("prob_diff", "old", None).tolist() == [exact]
 
 
 ON_PROBABILITIES = [
@@ -439,7 +439,7 @@ def test_what_any_command_writes_holds_finite_numbers_and_is_read_back(tmp_path,
         assert (ran.exit_code, ran.stderr) == (0, ""), (call, ran.stderr[-2000:])
 
 
-@pytest.mark.parametrize(("groups", "exact"), [(SAMPLE, True), (SAMPLE + 1000, False)])
+@pytest.mark.parametrize(("groups", "exact"), [(COUNTED, True), (COUNTED + 1000, False)])
 def test_groups_are_counted_exactly_up_to_the_sample_and_estimated_beyond(tmp_path, groups, exact):
     values = [[-1.0]] * groups
     table = {"rollout_log_probs": values, "old_log_probs": values, "group_id": list(range(groups))}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError, get_ident
 from typing import Any
@@ -15,14 +16,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from offpol_diag.core import observe as observing
-from offpol_diag.core.observe import Ahead, analyze
+from offpol_diag.core import gap, preset_numbers
+from offpol_diag.core.devices import to_host
+from offpol_diag.core.observe import Ahead, analyze, observe
 from offpol_diag.core.study import Study
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import open_dump
-from offpol_diag.engine import context as context_of_batches
-from offpol_diag.engine.context import BatchContext
-from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.errors import MemoryShortage, UsageError
 from offpol_diag.presets import catalogue
 from offpol_diag.run import devices as named
@@ -31,6 +30,7 @@ from tests import kinds
 from tests.devices import REAL, numbers, same
 
 SAMPLE = "sample_data/stale.parquet"
+COLUMNS = frozenset(("rollout_log_probs", "old_log_probs", "current_log_probs", "advantages"))
 gpu_only = pytest.mark.skipif(not REAL, reason="NO GPU HERE: what runs on CUDA was not tested")
 
 
@@ -211,38 +211,34 @@ def with_own(summary: Any) -> Any:
 
 @gpu_only
 def test_the_host_waits_for_a_gpu_where_it_fetches_the_sums_alone(batch):
-    context = BatchContext.of(
-        batch, 0, 1, Ahead.of_batch(Study(kinds.EACH, frozenset()), batch).cut, device="cuda:0"
-    )
+    cut = partial(Ahead.of_batch(Study(kinds.EACH, frozenset()), batch).cut, batch)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        sums = PresetSums.of(context, kinds.EACH)
+        found = preset_numbers.columns(gap.Tokens.of(batch, cut, "cuda:0"), kinds.EACH)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert sums["kept"].all.shape == (len(kinds.EACH), batch.sequences)
+    assert {x.shape for x in to_host(found).values()} == {(batch.sequences,)}
 
 
 def test_a_block_that_does_not_fit_is_an_error_with_a_hint(batch, monkeypatch):
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(context_of_batches, "sent", full)
+    monkeypatch.setattr(gap, "sent", full)
     with pytest.raises(MemoryShortage, match="memory of cuda:0 is too small") as caught:
-        PresetSums.of(BatchContext.of(batch, 0, 1, device="cuda:0"), catalogue.load().resolve("token_is"))
+        observe(Study(catalogue.load().resolve("token_is"), COLUMNS), batch, Ahead({}), "cuda:0")
     assert "--device cpu" in caught.value.hint
 
 
 def test_the_sums_of_presets_are_started_before_the_host_computes_its_own(batch, monkeypatch):
     order: list[str] = []
-    plain = {"sums": observing.PresetSums.of, "walk": observing.walk}
-    of = lambda *given, **how: order.append("sums") or plain["sums"](*given, **how)  # noqa: E731
-    monkeypatch.setattr(observing.PresetSums, "of", of)
-    monkeypatch.setattr(observing, "walk", lambda *given: order.append("walk") or plain["walk"](*given))
-    columns = ("rollout_log_probs", "old_log_probs", "current_log_probs", "advantages")
-    asked = Study.of(columns, catalogue.load().resolve("token_is"), replicates=4)
-    observing.observe(asked, batch)
+    for module in (preset_numbers, gap):
+        plain, name = module.columns, module.__name__.rpartition(".")[2]
+        noted = lambda *given, plain=plain, name=name: order.append(name) or plain(*given)  # noqa: E731
+        monkeypatch.setattr(module, "columns", noted)
+    observe(Study.of(COLUMNS, catalogue.load().resolve("token_is")), batch)
 
-    assert order == ["sums", "walk"]
+    assert order == ["preset_numbers", "gap", "gap", "gap"]
 
 
 # ---------------------------------------------------------------- without torch

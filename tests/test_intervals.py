@@ -22,8 +22,8 @@ from offpol_diag.core.intervals import (
     mean,
 )
 from offpol_diag.core.observe import analyze
+from offpol_diag.core.preset_numbers import idle
 from offpol_diag.core.state import Table
-from offpol_diag.engine import method
 from offpol_diag.presets import catalogue
 
 MEAN = Formula("x", "", "tokens", "", mean("x"))
@@ -128,12 +128,12 @@ def test_no_event_among_n_is_no_proof_that_there_is_none():
 def test_events_that_a_preset_cannot_cause_are_exactly_zero():
     rows = catalogue.load()
 
-    assert {"tokens_rejected", "vetoed", "truncated_low"} <= method.idle(rows["token_is"])
-    assert not {"truncated_high"} & method.idle(rows["token_is"])
-    assert not {"tokens_rejected", "sequences_dropped", "tokens_weighted"} & method.idle(rows["geo_rs"])
-    assert "tokens_weighted" in method.idle(rows["token_is"])
-    assert not {"tokens_weighted"} & method.idle(rows["token_icepop"])
-    assert "truncated_high" in method.idle(rows["recompute"])
+    assert {"tokens_rejected", "vetoed", "truncated_low"} <= idle(rows["token_is"])
+    assert not {"truncated_high"} & idle(rows["token_is"])
+    assert not {"tokens_rejected", "sequences_dropped", "tokens_weighted"} & idle(rows["geo_rs"])
+    assert "tokens_weighted" in idle(rows["token_is"])
+    assert not {"tokens_weighted"} & idle(rows["token_icepop"])
+    assert "truncated_high" in idle(rows["recompute"])
 
 
 def test_a_result_tells_what_cannot_happen_from_what_was_not_seen():

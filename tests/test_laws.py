@@ -11,9 +11,7 @@ from __future__ import annotations
 import copy
 import importlib
 import re
-import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +22,9 @@ import pytest
 
 from offpol_diag.core import readout
 from offpol_diag.core.observe import analyze, observe
+from offpol_diag.core.state import State
 from offpol_diag.core.study import Study
 from offpol_diag.dump.read import open_dump
-from offpol_diag.engine.tally import Tally
 from offpol_diag.number import Number
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.result import Result, Run
@@ -204,38 +202,19 @@ def test_a_batch_observed_in_parts_is_the_same(rows, whole_and_rows, tmp_path, m
     whole, whole_rows = whole_and_rows
     sizes: list[int] = []
     module = importlib.import_module("offpol_diag.core.observe")
-    observe = module.observe
+    observed = module.observed
 
-    def counted(study: Study, batch: Any, *more: Any) -> Tally:
+    def counted(study: Study, batch: Any, *more: Any) -> Any:
         sizes.append(batch.sequences)
-        found: Tally = observe(study, batch, *more)
-        return found
+        return observed(study, batch, *more)
 
-    monkeypatch.setattr(module, "observe", counted)
+    monkeypatch.setattr(module, "observed", counted)
     monkeypatch.setattr(module, "ROWS", most * len((*EACH, *MORE)))
     table = tmp_path / "rows.parquet"
     assert not different(analyzed([rows], tmp_path, sequences=table), whole)
     assert (len(sizes), sum(sizes)) == (-(-24 // most), 24)
     assert max(sizes) - min(sizes) <= 1
     assert same_rows(pq.read_table(table), whole_rows)
-
-
-def test_tallies_of_parts_of_a_batch_are_merged_one_by_one(rows, tmp_path, monkeypatch):
-    alive: weakref.WeakSet[Tally] = weakref.WeakSet()
-    module = importlib.import_module("offpol_diag.core.observe")
-    most, observe = [0], module.observe
-
-    def counted(*given: Any) -> Tally:
-        found: Tally = observe(*given)
-        alive.add(found)
-        most[0] = max(most[0], len(alive))
-        return found
-
-    monkeypatch.setattr(Tally, "__hash__", object.__hash__)
-    monkeypatch.setattr(module, "observe", counted)
-    monkeypatch.setattr(module, "ROWS", 1)
-    analyze([oracles.write(rows, tmp_path / "rows.parquet", None)])
-    assert most[0] <= 3 < len(rows)
 
 
 def same_rows(one: pa.Table, two: pa.Table) -> bool:
@@ -278,8 +257,8 @@ def test_equal_tokens_and_sequences_make_no_worst_list_depend_on_the_cut(tmp_pat
 # ---------------------------------------------------------------- packing, masks
 
 
-def tallies(rows: list[dict[str, Any]], folder: Path, presets: Any = ALONE) -> tuple[Any, list[Tally]]:
-    """Make a tally per row, each read from a file of its own; rows without a token go with the row before."""
+def states(rows: list[dict[str, Any]], folder: Path, presets: Any = ALONE) -> tuple[Any, list[State]]:
+    """Make a state per row, each read from a file of its own; rows without a token go with the row before."""
     files: list[list[dict[str, Any]]] = []
     for row in rows:
         if any(row["response_mask"]):
@@ -299,12 +278,12 @@ def only(summary: Result, names: Any) -> Result:
     return summary.model_copy(update={"presets": {name: summary.presets[name] for name in names}})
 
 
-def read(study: Any, whole: Tally, like: Result) -> Result:
+def read(study: Any, whole: State, like: Result) -> Result:
     return readout.summary(study, whole, study.presets, like.dump, RUN)
 
 
 def test_packed_sequences_count_as_they_do_alone(rows, whole, tmp_path):
-    study, alone = tallies(rows, tmp_path)
+    study, alone = states(rows, tmp_path)
     merged = alone[0]
     for one in alone[1:]:
         merged = merged.merge(one)
@@ -314,8 +293,8 @@ def test_packed_sequences_count_as_they_do_alone(rows, whole, tmp_path):
     assert different(only(whole, found.presets), found) == {}
 
 
-def test_tallies_merge_in_any_order_and_nesting(rows, whole, tmp_path):
-    study, alone = tallies(rows, tmp_path, EACH[:8])
+def test_states_merge_in_any_order_and_nesting(rows, whole, tmp_path):
+    study, alone = states(rows, tmp_path, EACH[:8])
     backwards = alone[-1]
     for one in alone[-2::-1]:
         backwards = one.merge(backwards)
@@ -326,21 +305,6 @@ def test_tallies_merge_in_any_order_and_nesting(rows, whole, tmp_path):
         ]
 
     assert different(read(study, backwards, whole), read(study, level[0], whole)) == {}
-
-
-def test_a_name_that_only_one_tally_has_is_kept_as_it_is(rows, tmp_path):
-    _, (one, two) = tallies(rows[:2], tmp_path, EACH[:2])
-    empty = Tally()
-    arrays = two.whole
-    less = replace(
-        two, whole=replace(arrays, sums={name: x for name, x in arrays.sums.items() if name != "lengths"})
-    )
-
-    for merged in (one.merge(empty), empty.merge(one)):
-        assert merged.by_key == one.by_key
-        assert all(merged.whole.sums[name] is x for name, x in one.whole.sums.items())
-    for merged in (one.merge(less), less.merge(one)):
-        assert merged.whole.sums["lengths"] is one.whole.sums["lengths"]
 
 
 def test_a_masked_token_counts_like_one_that_is_not_there(rows, whole, tmp_path):

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from offpol_diag.core.observe import analyze
-from offpol_diag.engine import method
+from offpol_diag.core.preset_numbers import idle
 from offpol_diag.presets import (
     UNSIGNED,
     Action,
@@ -208,7 +208,7 @@ def test_every_number_of_every_built_in_preset_is_the_textbooks(case):
 
 def test_what_a_preset_drops_by_length_is_the_textbooks(case):
     data, summary, _ = case
-    able = [one for one in BUILT_IN if "sequences_dropped" not in method.idle(one)]
+    able = [one for one in BUILT_IN if "sequences_dropped" not in idle(one)]
     for preset in BUILT_IN:
         found = {place.key: place.numbers for place in summary.at("length", f"preset/{preset.name}")}
         got = {key: numbers["sequences_dropped"].value for key, numbers in found.items() if numbers}

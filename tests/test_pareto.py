@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from arviz_stats.base import array_stats
 
+from offpol_diag.core import tails
 from offpol_diag.core.observe import analyze
-from offpol_diag.engine import tails
-from offpol_diag.engine.tails import Tail
+from offpol_diag.core.state import largest_of
 from tests import oracles
 
 
@@ -27,7 +27,8 @@ def log_weights(k, n, seed=0):
 
 
 def khat(log):
-    return tails.khat(Tail.of(log))
+    fitted = tails.fit(largest_of(log, tails.TAIL), len(log))
+    return None if fitted is None else fitted.k
 
 
 def arviz(log):

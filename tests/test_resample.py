@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from offpol_diag.engine import bootstrap
+from offpol_diag.core import state
 
-KEYS = np.arange(3000, dtype=np.int64) * 7919 - 10_000_000
+KEYS = (np.arange(3000) * 7919 - 10_000_000).view(np.uint64)
 
 
 def poisson_p_value(draws: np.ndarray) -> float:
@@ -22,32 +22,32 @@ def poisson_p_value(draws: np.ndarray) -> float:
 
 @pytest.mark.parametrize("seed", [0, -7])
 def test_each_replicate_and_each_key_is_poisson_with_mean_one_on_its_own(seed):
-    draws = bootstrap.draws(KEYS, seed)
+    draws = state.draws(KEYS, seed)
     by_replicate = [poisson_p_value(draws[:, b]) for b in range(draws.shape[1])]
-    by_key = [poisson_p_value(bootstrap.draws(KEYS[i : i + 1], seed, 3000)) for i in range(50)]
+    by_key = [poisson_p_value(state.draws(KEYS[i : i + 1], seed, 3000)) for i in range(50)]
 
     assert min(by_replicate) > 1e-3 / len(by_replicate)
     assert min(by_key) > 1e-3 / len(by_key)
 
 
 def test_a_draw_is_a_function_of_key_seed_and_replicate():
-    whole = bootstrap.draws(KEYS, 3, 64)
+    whole = state.draws(KEYS, 3, 64)
     order = np.random.default_rng(0).permutation(len(KEYS))
 
-    assert np.array_equal(bootstrap.draws(KEYS[order], 3, 64), whole[order])
+    assert np.array_equal(state.draws(KEYS[order], 3, 64), whole[order])
     assert np.array_equal(
-        np.concatenate([bootstrap.draws(part, 3, 64) for part in np.array_split(KEYS, 5)]), whole
+        np.concatenate([state.draws(part, 3, 64) for part in np.array_split(KEYS, 5)]), whole
     )
-    assert np.array_equal(bootstrap.draws(KEYS, 3, 33), whole[:, :33])
-    assert bootstrap.draws(KEYS[:0], 3, 64).shape == (0, 64)
-    assert not np.array_equal(bootstrap.draws(KEYS, 4, 64), whole)
+    assert np.array_equal(state.draws(KEYS, 3, 33), whole[:, :33])
+    assert state.draws(KEYS[:0], 3, 64).shape == (0, 64)
+    assert not np.array_equal(state.draws(KEYS, 4, 64), whole)
 
 
 def test_replicates_keys_and_seeds_are_uncorrelated():
-    draws = bootstrap.draws(KEYS, 0, 128)
+    draws = state.draws(KEYS, 0, 128)
     across_replicates = np.corrcoef(draws.T) - np.eye(128)
-    across_keys = np.corrcoef(bootstrap.draws(KEYS[:128], 0, 3000)) - np.eye(128)
-    other = bootstrap.draws(KEYS, 1, 128)
+    across_keys = np.corrcoef(state.draws(KEYS[:128], 0, 3000)) - np.eye(128)
+    other = state.draws(KEYS, 1, 128)
     across_seeds = [np.corrcoef(draws[:, b], other[:, b])[0, 1] for b in range(128)]
 
     # 8128 correlations of 3000 pairs: each has a standard error of 1/√3000, the largest of them stays
@@ -57,13 +57,14 @@ def test_replicates_keys_and_seeds_are_uncorrelated():
 
 
 def test_keys_that_differ_in_one_bit_are_drawn_apart():
-    near = np.array([1 << bit for bit in range(63)] + [0, -1], dtype=np.int64)
-    correlations = np.corrcoef(bootstrap.draws(near, 0, 3000)) - np.eye(len(near))
+    near = np.array([1 << bit for bit in range(64)] + [0, 2**64 - 1], np.uint64)
+    correlations = np.corrcoef(state.draws(near, 0, 3000)) - np.eye(len(near))
 
     assert abs(correlations).max() < 5 / math.sqrt(3000)
 
 
 WORDS = np.array([0, 1, -1, 2**31, -(2**31), 2**63 - 1, -(2**63), 0x5EED0F0F, -77, 12345, 3, 8])
+WORDS = WORDS.view(np.uint64)
 SHAPES = {
     "many": WORDS,
     "none": WORDS[:0],
@@ -87,7 +88,7 @@ def test_the_mixer_is_the_published_one_and_leaves_its_input_alone(shape):
     x = SHAPES[shape]
     before = x.copy()
 
-    mixed = bootstrap.mix(x)
+    mixed = state.mix(x)
 
     assert mixed.shape == x.shape
     assert [a % 2**64 for a in mixed.flatten().tolist()] == [splitmix(a) for a in x.flatten().tolist()]

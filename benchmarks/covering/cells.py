@@ -21,14 +21,13 @@ from offpol_diag.numerals import doubted
 from offpol_diag.presets import catalogue
 
 COLUMNS = frozenset({"rollout_log_probs", "old_log_probs"})
-REPLICATES = 256
 
 
 def study() -> Study:
     """Build the study of the presets that have a truth."""
     shipped = catalogue.load()
     presets = (replace(shipped[name], name=short) for short, name in PRESETS.items())
-    return Study(tuple(presets), COLUMNS, replicates=REPLICATES)
+    return Study(tuple(presets), COLUMNS)
 
 
 @np.errstate(all="ignore")
@@ -36,9 +35,9 @@ def numbers(given: Batch) -> dict[str, Number]:
     """Return every number that has a truth, as a result holds it."""
     asked = study()
     out = readout.Readout(asked, observe(asked, given))
-    found = readout.metrics(out)
+    found = readout.of_dump(out)
     for preset in asked.presets:
-        metrics = readout.preset_numbers(out, preset)
+        metrics = readout.of_preset(out, preset)
         found |= {f"{preset.name}.{name}": number for name, number in metrics.items()}
     found |= _differences(out, found)
     return {name: found[name] for name in METRICS}

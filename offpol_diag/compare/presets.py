@@ -8,13 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from offpol_diag.core import kept_rows
+from offpol_diag.core import kept_rows, preset_numbers
 from offpol_diag.core.intervals import Formula, Groups, less, sure
 from offpol_diag.core.observe import Examined
 from offpol_diag.core.readout import Readout
+from offpol_diag.core.state import Array
 from offpol_diag.core.study import Study
-from offpol_diag.engine import method, policyloss, residual
-from offpol_diag.engine.segments import Array
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics import Better, better
 from offpol_diag.number import Number
@@ -51,7 +50,7 @@ def reference(names: Mapping[str, list[str]], against: str | None) -> str | None
 @np.errstate(all="ignore")
 def of_presets(found: Examined, summary: Result, against: str) -> Comparison:
     """Compare the presets of a study with the preset `against`; `summary` holds their numbers."""
-    out = Readout(found.study, found.tally)
+    out = Readout(found.study, found.state)
     drawn = {preset.name: of_preset(out, preset) for preset in found.study.presets}
     numbers = {name: summary.preset(name) for name in drawn}
     groups = out.reader.groups
@@ -83,7 +82,7 @@ def of_presets(found: Examined, summary: Result, against: str) -> Comparison:
     }
     dropped = kept_rows.Dropped()
     if found.study.pairs:
-        dropped = kept_rows.dropped(out.tally.state, found.study.seed, found.study.pairs)
+        dropped = kept_rows.dropped(found.state, found.study.seed, found.study.pairs)
     return Comparison(
         against=against,
         differences=differences,
@@ -95,9 +94,9 @@ def of_presets(found: Examined, summary: Result, against: str) -> Comparison:
 def of_preset(out: Readout, preset: Preset) -> dict[str, Array]:
     """Return one preset's numbers that have an interval, with their replicates, [1+B], by name."""
     prefix = f"{preset.name}|"
-    rows: list[Formula] = [*method.ROWS, *residual.ROWS]
+    rows: list[Formula] = [*preset_numbers.ROWS]
     if f"{prefix}loss" in out.reader.drawn:
-        rows += policyloss.ROWS
+        rows += preset_numbers.LOSSES
     return {row.name: row.of(partial(out.reader.column, prefix=prefix)) for row in rows}
 
 

@@ -8,10 +8,11 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
-import polars as pl
 
 from offpol_diag.compare.presets import difference, of_preset
+from offpol_diag.core import gap, tails
 from offpol_diag.core.formulas import LARGEST
+from offpol_diag.core.gap import DIFFER, DRIFTS
 from offpol_diag.core.intervals import (
     FEWEST_GROUPS,
     LEVEL,
@@ -26,10 +27,7 @@ from offpol_diag.core.intervals import (
 )
 from offpol_diag.core.observe import Examined
 from offpol_diag.core.readout import Readout
-from offpol_diag.core.segments import Array
-from offpol_diag.engine import gap, tails
-from offpol_diag.engine.gap import DIFFER, DRIFTS
-from offpol_diag.engine.selection import SampledGroups
+from offpol_diag.core.state import COUNTED, Array, State
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics import FIRST_GAP
 from offpol_diag.number import Number, Numbers
@@ -43,7 +41,7 @@ EXTREME = "an extreme, a quantile or a tail index: it has no interval"
 POWERS = frozenset(row.name for row in gap.ROWS if row.log)
 """Numbers that are e to the power of a mean, without the prefix of their drift."""
 UNTESTED = "no metric of the mismatch: it is not tested"
-COUNTED = "it says whether policies differ, not by how much: it is not tested"
+NO_SIZE = "it says whether policies differ, not by how much: it is not tested"
 SAME = 1e-12
 """Difference up to which two shares are one number."""
 ENOUGH = 0.5
@@ -112,7 +110,7 @@ class Side:
     @classmethod
     def of(cls, found: Examined, summary: Result) -> Side:
         """Collect the metrics of the dump's policy gaps and of the study's presets."""
-        out = Readout(found.study, found.tally)
+        out = Readout(found.study, found.state)
         there = {drift.prefix for drift in found.study.drifts}
         numbers = {name: number for name, number in summary.whole.items() if _drift(name) in there}
         drawn = _of_dump(out)
@@ -130,13 +128,13 @@ def _of_dump(out: Readout) -> dict[str, Array]:
         rows: list[Formula] = [*(row for row in gap.ROWS if row is not gap.DIFFER), tails.ESS_TOKENS]
         if f"{drift.prefix}ax" in out.reader.drawn:
             rows.append(gap.SURROGATE)
-        if out.ranges[f"{drift.prefix}s"][1] <= LARGEST:  # else too large for sums
+        if out.state.ranges[f"{drift.prefix}s"][1] <= LARGEST:  # else too large for sums
             rows.append(gap.CHI2_SEQUENCE)
         column = partial(out.reader.column, prefix=drift.prefix)
         result |= {drift.prefix + row.name: row.of(column) for row in rows}
-        result[drift.prefix + tails.ESS_SEQUENCES.name] = tails.ess_of_sequences(
-            out.reader, out.tally.whole.log_sums[f"{drift.prefix}products"]
-        )
+        logs = out.state.tables[f"{drift.prefix}products"].drawn(out.study.seed)
+        row = tails.ESS_SEQUENCES
+        result[drift.prefix + row.name] = row.of({**out.reader.drawn, **logs}.__getitem__)
     return result
 
 
@@ -162,7 +160,7 @@ def _contrast(name: str, mine: Side, theirs: Side, groups: Groups) -> Contrast:
     a, b = mine.numbers[name], theirs.numbers[name]
     if name not in mine.drawn or name not in theirs.drawn:
         counted = name == _drift(name) + DIFFER.name
-        untested = EXTREME if a.interval is None else COUNTED if counted else UNTESTED
+        untested = EXTREME if a.interval is None else NO_SIZE if counted else UNTESTED
         reason = a.unknown or b.unknown or untested
         plain = difference((b, a), (), groups, "B less A")
         return Contrast(name=name, a=a, b=b, difference=plain, reason=reason)
@@ -261,8 +259,8 @@ WHY = {
 
 def pairing(a: Examined, b: Examined) -> Pairing:
     """Count the groups in both runs and in only one; the bootstrap resamples shared groups together."""
-    one, other = (Readout(run.study, run.tally).groups for run in (a, b))
-    shared, exact = _shared(one, other), not (one.full or other.full)
+    one, other = a.state, b.state
+    shared, exact = _shared(one, other), one.counted and other.counted
     only_a, only_b = max(one.many - shared, 0), max(other.many - shared, 0)
     known = ["group_id" in run.facts.columns for run in (a, b)]
     by: By = "group_id" if all(known) else "nothing" if any(known) else "contents"
@@ -277,12 +275,14 @@ def pairing(a: Examined, b: Examined) -> Pairing:
     return Pairing(by=by, shared=shared, only_a=only_a, only_b=only_b, exact=exact, sentence=sentence)
 
 
-def _shared(one: SampledGroups, other: SampledGroups) -> int:
-    """Count shared groups: exactly if all keys are kept, else estimated from the smallest keys of both."""
-    last = min((int(sample.keys[-1]) for sample in (one, other) if sample.full), default=2**63 - 1)
-    mine, theirs = (pl.DataFrame({"key": sample.keys[sample.keys <= last]}) for sample in (one, other))
-    both = mine.join(theirs, on="key").height
-    return round(both * one.many / max(mine.height, 1)) if one.full or other.full else both
+def _shared(one: State, other: State) -> int:
+    """Count shared groups: exactly if all are counted, else estimated from the smallest hashes of both."""
+    mine, theirs = (run.groups[:COUNTED] for run in (one, other))
+    ends = [run.groups[COUNTED - 1] for run in (one, other) if not run.counted]
+    if not ends:
+        return len(np.intersect1d(mine, theirs))
+    mine, theirs = (groups[groups <= min(ends)] for groups in (mine, theirs))
+    return round(len(np.intersect1d(mine, theirs)) * one.many / max(len(mine), 1))
 
 
 # ---------------------------------------------------------------- in words

@@ -16,17 +16,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from offpol_diag.core import gap
+from offpol_diag.core import gap, preset_numbers
 from offpol_diag.core.gap import DRIFTS, Terms
 from offpol_diag.core.intervals import SHARED, Formula, Reader
 from offpol_diag.core.segments import Segments, floats
 from offpol_diag.core.state import MOST_PLACES, OTHERS, Array, State, Table, largest_of, unkept
+from offpol_diag.core.tails import ESS_TOKENS
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.batch import label as text_of
 from offpol_diag.dump.check import UNKNOWN
 from offpol_diag.dump.schema import TRAIN_VERSION
-from offpol_diag.engine import method, policyloss, residual
-from offpol_diag.engine.tails import ESS_TOKENS
 from offpol_diag.number import Number, Numbers
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import plain
@@ -396,7 +395,7 @@ def _number(place: str) -> float:
 
 # ---------------------------------------------------------------- any number by step
 
-_PRESET = (*method.ROWS, *residual.ROWS, *policyloss.ROWS)
+_PRESET = (*preset_numbers.ROWS, *preset_numbers.LOSSES)
 
 
 def by_step(

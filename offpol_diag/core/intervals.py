@@ -37,6 +37,9 @@ FEWEST_EFFECTIVE = 3.0
 """Fewest effective groups for which an interval is given."""
 DEFINED = 0.9
 """Share of the replicates in which a number must be defined to have an interval."""
+ABOVE = 0.99
+"""Share of the replicates in which a number must be above 0 to be divided by: a share, for all of them are
+never above it where there are enough."""
 
 Z = 1.959963984540054
 """The 97.5% quantile of the normal distribution: that of Student's t with infinite degrees of freedom."""
@@ -375,13 +378,14 @@ def subtracted(one: Array, other: Array) -> Array:
 
 
 def over(one: Array, other: Array, groups: Groups, text: str, powers: bool = False) -> Number | None:
-    """Divide one number by another; None unless both are above 0 in every defined replicate.
+    """Divide one number by another; None unless both are above 0, also in 99% of the replicates.
 
     Of `powers` of means the interval is that of the difference of the means, exponentiated.
     """
     both = np.stack((one, other))
-    if not ((both > 0) | np.isnan(both)).all() or not (both[:, 0] > 0).all():
+    if (both <= 0).mean() > 1 - ABOVE or not (both[:, 0] > 0).all():
         return None
+    one, other = np.where((both <= 0).any(axis=0), math.nan, both)
     if powers:
         logs = np.log(one) - np.log(other)
         return power(Number(formula=text), float(logs[0]), intervals(logs[None], groups, [ANYWHERE])[0])

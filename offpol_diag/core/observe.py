@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache, partial, reduce
+from functools import partial
 from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
@@ -23,12 +23,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from offpol_diag.core import breakdowns, charts, kept_rows, readout
+from offpol_diag.core import breakdowns, charts, gap, kept_rows, preset_numbers, readout, tails
+from offpol_diag.core.devices import memory_of, to_host
 from offpol_diag.core.formulas import batch_cut
 from offpol_diag.core.gap import Tokens
-from offpol_diag.core.segments import floats
+from offpol_diag.core.preset_numbers import factors
+from offpol_diag.core.segments import extremes, floats
 from offpol_diag.core.sequences import SequenceWriter, table
-from offpol_diag.core.state import Array, State, buckets_of, groups_of
+from offpol_diag.core.state import REPLICATES, Array, State, Table, buckets_of, groups_of
 from offpol_diag.core.steps import Rule
 from offpol_diag.core.steps import rule as rule_of
 from offpol_diag.core.study import Study
@@ -36,21 +38,6 @@ from offpol_diag.dump import schema
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.convert import open_dump
 from offpol_diag.dump.read import Dump
-from offpol_diag.engine import (
-    gap,
-    method,
-    normal,
-    policyloss,
-    residual,
-    selection,
-    tails,
-)
-from offpol_diag.engine.bootstrap import resampled
-from offpol_diag.engine.context import BatchContext
-from offpol_diag.engine.preset_sums import PresetSums
-from offpol_diag.engine.rows import Columns
-from offpol_diag.engine.tally import Arrays, Names, Tally
-from offpol_diag.engine.terms import walk
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.presets import Policy, Preset, Reject, catalogue
 from offpol_diag.printable import clean
@@ -242,7 +229,7 @@ def read_ahead(engine: Engine, dump: Dump, study: Study) -> Ahead:
 
 
 @np.errstate(all="ignore")
-def observe(study: Study, batch: Batch, ahead: Ahead | None = None, device: str = CPU) -> Tally:
+def observe(study: Study, batch: Batch, ahead: Ahead | None = None, device: str = CPU) -> State:
     """Compute what is kept of one batch.
 
     Args:
@@ -251,88 +238,66 @@ def observe(study: Study, batch: Batch, ahead: Ahead | None = None, device: str 
         ahead: what is known of whole steps; None where the batch is all of the dump.
         device: where presets are computed, `CPU` or a GPU such as "cuda:0"; all else is computed here.
     """
-    ahead = Ahead.of_batch(study, batch) if ahead is None else ahead
+    return observed(study, batch, ahead or Ahead.of_batch(study, batch), device).state
+
+
+def observed(
+    study: Study, batch: Batch, ahead: Ahead, device: str = CPU, with_rows: bool = False
+) -> Observed:
+    """Observe one batch; with a row of each sequence if they are asked for."""
     batch = ahead.filled(batch)
-    context, main = BatchContext.of(batch, study.seed, study.replicates, ahead.cut, device), study.main
-    sums = PresetSums.of(context, study.presets)  # a GPU computes them while the host goes on
-    walk(context, dict.fromkeys(study.drifts, (gap.Gap, tails.Tails)))
-    parts = [
-        *(Tally(tails.arrays(context, drift)) for drift in study.drifts),
-        _of_presets(study, sums),
+    groups, cut = groups_of(batch.key, batch.steps), partial(ahead.cut, batch)
+    buckets = buckets_of(groups)
+    with memory_of(device):
+        tokens = Tokens.of(batch, cut, device)
+        started = preset_numbers.columns(tokens, study.presets)  # a GPU computes them while the host goes on
+    host = tokens if device == CPU else Tokens.of(batch, cut)
+    lengths = host.sequences.n
+    ranges = {"length": extremes(lengths), "response": extremes(lengths + batch.masked)}
+    columns, states = host.counts | gap.rewards(host), list[State]()
+    for drift in study.drifts:
+        terms = host.terms(drift)
+        own = gap.columns(terms)
+        columns |= own
+        ranges |= gap.ranges(terms, own)
+        states.append(tails.observe(terms, own[f"{drift.prefix}d"], buckets))
+        if drift == study.main:
+            main = terms
+    of_presets = to_host(started)
+    of_whole = [preset for preset in study.presets if preset not in study.normalised]
+    rejected = {f"{preset.name}|kept": of_presets[f"{preset.name}|kept"] for preset in study.families}
+    lags = batch.scalars.get("policy_lag", [None] * batch.sequences) if study.lag_0 else None
+    states += [
+        breakdowns.observe(main, columns, buckets, study.group_by, study.kept),
+        charts.observe(main, study.drifts, columns, rejected, buckets),
+        preset_numbers.observe(of_presets, study.presets, columns, buckets, batch.steps, lags),
+        kept_rows.observe(main, groups),
     ]
-    terms = Tokens.of(batch, partial(ahead.cut, batch)).terms(main)
-    groups, columns = groups_of(batch.key, batch.steps), context.counts
-    for drift in study.drifts:
-        columns |= gap.columns(context, drift)
-    some, buckets = sums.only(lambda preset: preset in study.families), buckets_of(groups)
-    few = some.named({"kept": some["kept"]}) if some.presets else None
-    kept = dict(zip(few.names, few.values, strict=True)) if few else {}
-    state = State.joined(
-        State.of_groups(groups),
-        State(counts={"masked": np.array([batch.masked.sum()], np.float64)}),
-        breakdowns.observe(terms, columns, buckets, study.group_by, study.kept),
-        charts.observe(terms, study.drifts, columns, kept, buckets),
-        kept_rows.observe(terms, groups),
-        *([kept_rows.observe_drops(terms, buckets, study.pairs)] if study.pairs else ()),
-    )
-    parts.append(Tally(state=state))
-    context.forget()
-    return reduce(Tally.merge, parts)
-
-
-def _of_presets(study: Study, sums: PresetSums) -> Tally:
-    """Add up what presets do, and the gap of every drift, each sequence at a time."""
-    context, apart = sums.context, frozenset(preset.name for preset in study.normalised)
-    makers = [method.columns, residual.columns, policyloss.columns] + [selection.at_lag_0] * study.lag_0
-    columns = Columns.joined(*(make(sums) for make in makers if sums.presets))
-    of_whole, normalised = (columns.only(at) for at in _parted(columns.names, apart))
-    of_all = context.counts | gap.rewards(context)
-    of_all |= selection.lag_0(context) if study.lag_0 else {}
-    longest = sums.n + sums.batch.masked
-    ranges = {"length": (sums.n.min(), sums.n.max()), "response": (longest.min(), longest.max())}
-    for drift in study.drifts:
-        of_all |= gap.columns(context, drift)
-        ranges |= gap.ranges(context, drift)
-    weights = method.ranges(sums) if sums.presets else {}
-    ranges |= {name: ends for name, ends in weights.items() if name.removesuffix("|weight") not in apart}
-    every = Columns.joined(Columns.of(of_all), of_whole)
-    arrays = Arrays(
-        sums={"columns": resampled(every.parts, context.draws, context.batch.key)},
-        maxima={"ranges": np.array([(-low, high) for low, high in ranges.values()])},
-        names={"columns": Names(every.names, every.which), "ranges": Names(tuple(ranges))},
-    )
-    by_batch = Columns.joined(Columns.of({"tokens": sums.n}), normalised.trimmed)
-    by_key = {
-        "groups": selection.groups_of(context.batch.key),
-        "dropped": selection.by_octave(sums),
-        "batches": normal.by_batch(context, by_batch, normal.ranges(sums, apart)),
-    }
+    if study.pairs:
+        states.append(kept_rows.observe_drops(main, buckets, study.pairs))
+    columns |= preset_numbers.of_presets(of_presets, of_whole)
+    tables = {"dump": Table.of(columns, buckets)}
     if study.by_step:
-        by_key["steps"] = normal.by_batch(context, every)
-    return Tally(arrays, by_key)
-
-
-@cache
-def _parted(columns: tuple[str, ...], apart: frozenset[str]) -> tuple[list[int], list[int]]:
-    """Return the indices of the columns of other presets, and of the presets that are kept apart."""
-    flags = [name.rpartition("|")[0] in apart for name in columns]
-    of_whole, normalised = ([at for at, flag in enumerate(flags) if flag is x] for x in (False, True))
-    return of_whole, normalised
+        tables["steps"] = Table.of(columns, buckets, batch.steps)
+    counts = {"masked": np.array([batch.masked.sum()], np.float64)}
+    whole = replace(State.of_groups(groups), tables=tables, counts=counts, ranges=ranges)
+    rows = table(tokens, study.main, study.presets, columns | of_presets) if with_rows else None
+    return Observed(State.joined(whole, *states), rows)
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What a part of a dump leaves: its tally, and a row for each sequence if they are written."""
+    """What a part of a dump leaves: its state, and a row of each sequence if they are written."""
 
-    tally: Tally
+    state: State
     rows: pa.Table | None = None
 
     def merge(self, other: Observed) -> Observed:
-        """Merge the tallies of both; their rows have been written."""
-        tally = self.tally.merge(other.tally)
-        steps = tally.state.tables.get(breakdowns.PREFIX + breakdowns.STEP)
+        """Add another part, or of the same batch; rows that have been written are dropped."""
+        state = self.state.merge(other.state)
+        steps = state.tables.get(breakdowns.PREFIX + breakdowns.STEP)
         refuse_steps(0 if steps is None else len(steps.labels))
-        return Observed(tally)
+        return Observed(state)
 
 
 @dataclass(frozen=True)
@@ -353,20 +318,13 @@ class Observe:
 
     def __call__(self, batch: Batch) -> Observed:
         """Observe a batch, in parts of few sequences where it has very many."""
-        study, device, tables = self.study, own(self.devices), list[pa.Table]()
         refuse_steps(len(set(batch.steps)))
-
-        def observed(part: Batch) -> Tally:
-            if self.rows:
-                context = BatchContext.of(self.ahead.filled(part), 0, 0, self.ahead.cut)
-                sums = PresetSums.of(context, study.presets, losses=False, over_all=True)
-                tables.append(table(sums, study.main))
-            return observe(study, part, self.ahead, device)
-
-        # merged one by one, for what a part leaves is as large as what the batch does
-        parts = batch.parts(ROWS // max(len(study.presets), 1))
-        tally = reduce(Tally.merge, map(observed, parts))
-        return Observed(tally, pa.concat_tables(tables) if tables else None)
+        state, rows, device = State(), list[pa.Table | None](), own(self.devices)
+        for part in batch.parts(ROWS // max(len(self.study.presets), 1)):
+            found = observed(self.study, part, self.ahead, device, self.rows)
+            state = state.merge(found.state)  # one by one: what a part leaves may be as large as what all do
+            rows.append(found.rows)
+        return Observed(state, pa.concat_tables(rows) if self.rows else None)
 
 
 # ---------------------------------------------------------------- the whole
@@ -377,14 +335,14 @@ class Examined:
     """What one pass over a dump leaves; presets are also those that lack a column."""
 
     study: Study
-    tally: Tally
+    state: State
     presets: tuple[Preset, ...]
     facts: DumpFacts
     run: Run
 
     def summary(self) -> Result:
         """Read out every number, and the diagnosis."""
-        return readout.summary(self.study, self.tally, self.presets, self.facts, self.run)
+        return readout.summary(self.study, self.state, self.presets, self.facts, self.run)
 
 
 @np.errstate(all="ignore")  # inf − inf is a NaN, which readers of sums handle
@@ -435,26 +393,26 @@ def examine(
     with running(engine, choice, threads, progress) as runs, SequenceWriter.open(sequences) as writer:
         ahead = read_ahead(runs, dump, study)
         job = Observe(study, ahead, writer is not None, choice.devices)
-        observed = runs.reduce(dump, job, (attrgetter("rows"), writer.write) if writer else None)
-        if observed is None:
+        found = runs.reduce(dump, job, (attrgetter("rows"), writer.write) if writer else None)
+        if found is None:
             raise DumpError("the dump has no sequence", "check that its writer was closed")
         if writer:
-            writer.finish(readout.Readout(study, observed.tally).factors)
+            writer.finish(factors(found.state, study.presets))
     notes = [MADE] * study.makes_advantages + [largest_groups(one) for one in kept]
-    facts = readout.facts(dump, observed.tally, notes)
+    facts = readout.facts(dump, found.state, notes)
     run = Run(
         command="analyze",
         version=version("offpol-diag"),
         device=choice.name,
         engine=f"{runs.name}; {choice.unused}" if choice.unused else runs.name,
         seed=seed,
-        replicates=study.replicates,
+        replicates=REPLICATES,
         tokens=facts.tokens,
         sequences=facts.sequences,
         peak_rss_bytes=peak_rss(),
         seconds={"total": time.perf_counter() - began},
     )
-    return Examined(study, observed.tally, chosen, facts, run)
+    return Examined(study, found.state, chosen, facts, run)
 
 
 def running(

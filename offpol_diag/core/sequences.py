@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,12 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from offpol_diag.core.gap import Drift
-from offpol_diag.core.segments import Segments
+from offpol_diag.core.devices import fetched
+from offpol_diag.core.gap import Drift, Tokens
+from offpol_diag.core.state import Array
+from offpol_diag.core.steps import steps as steps_of
 from offpol_diag.dump.batch import step_label
-from offpol_diag.engine.preset_sums import PresetSums
 from offpol_diag.errors import UsageError
 from offpol_diag.files import beside, placed
+from offpol_diag.presets import Preset
 
 Factors = Mapping[str, Mapping[str, float]]
 """Preset → trainer batch → the factor that its weights are divided by."""
@@ -83,33 +85,28 @@ class SequenceWriter:
         return self.divided
 
 
-def table(sums: PresetSums, main: Drift) -> pa.Table:
-    """Describe the sequences of a batch, a row each.
+def table(tokens: Tokens, main: Drift, presets: Sequence[Preset], columns: Mapping[str, Array]) -> pa.Table:
+    """Describe the sequences of a batch, a row each, by their columns [S].
 
     Columns: sequence_id, step, length, log_ratio_sum (ΣΔ of the main drift), and per preset NAME.kept_tokens,
     NAME.weight_sum (Σ of the final weights over all tokens; null where the preset has no weight) and
     NAME.vetoed.
     """
-    batch = sums.batch
-    q, p = batch.policy(main.denominator), batch.policy(main.numerator)
-    assert p is not None
-    assert q is not None
+    batch = tokens.batch
     ids, steps = (batch.scalars.get(name) or [None] * batch.sequences for name in ("sequence_id", "step"))
     whole = not any(isinstance(step, float) for step in steps)
     rows = {
         "sequence_id": pa.array([None if one is None else str(one) for one in ids], pa.string()),
         "step": pa.array(steps, pa.int64() if whole else pa.float64()),
         "length": pa.array(batch.lengths),
-        "log_ratio_sum": pa.array(Segments(batch.cu_seqlens, batch.tokens).sum(p - q)),
+        "log_ratio_sum": pa.array(columns[f"{main.prefix}d"]),
     }
-    if not sums.presets:
-        return pa.table(rows)
-    kept, weights, vetoed = sums["kept"].all, sums["over_all"].all, sums.vetoed.all
-    for at, preset in enumerate(sums.presets):
-        nothing = pa.nulls(batch.sequences, pa.float64())
+    for preset in presets:
+        kept, vetoed = (columns[f"{preset.name}|{name}"] for name in ("kept", "vetoed"))
+        weight, nothing = steps_of(preset).weight, pa.nulls(batch.sequences, pa.float64())
         rows |= {
-            f"{preset.name}.kept_tokens": pa.array(kept[at].astype(np.int64)),
-            f"{preset.name}.weight_sum": nothing if preset.weight is None else pa.array(weights[at]),
-            f"{preset.name}.vetoed": pa.array(vetoed[at].astype(np.bool_)),
+            f"{preset.name}.kept_tokens": pa.array(kept.astype(np.int64)),
+            f"{preset.name}.weight_sum": pa.array(fetched([tokens.over_all(weight)])) if weight else nothing,
+            f"{preset.name}.vetoed": pa.array(vetoed.astype(np.bool_)),
         }
     return pa.table(rows)

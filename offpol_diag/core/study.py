@@ -8,8 +8,7 @@ from functools import cached_property
 
 from offpol_diag.core.breakdowns import Kept
 from offpol_diag.core.gap import DRIFTS, Drift
-from offpol_diag.engine import normal
-from offpol_diag.engine.bootstrap import REPLICATES
+from offpol_diag.core.preset_numbers import normalised
 from offpol_diag.presets import Policy, Preset, Reject, families
 
 MOST_COMPARED = 8
@@ -27,7 +26,6 @@ class Study:
         group_by: columns to break the mismatch down by.
         kept: those of them with many values, and which of these are listed.
         seed: of the bootstrap.
-        replicates: how many it has.
         against: the preset that the others are compared with, or None.
         by_step: numbers requested by training step, besides those of `breakdowns`.
         lag_0: whether to count what each preset keeps of policy lag 0.
@@ -39,7 +37,6 @@ class Study:
     group_by: tuple[str, ...] = ()
     kept: tuple[Kept, ...] = ()
     seed: int = 0
-    replicates: int = REPLICATES
     against: str | None = None
     by_step: tuple[str, ...] = ()
     lag_0: bool = False
@@ -72,7 +69,7 @@ class Study:
     @cached_property
     def normalised(self) -> tuple[Preset, ...]:
         """Presets whose sums are kept per trainer batch, for their weights are normalised there."""
-        return normal.normalised(self.presets)
+        return tuple(filter(normalised, self.presets))
 
     @cached_property
     def pairs(self) -> tuple[tuple[Preset, Preset], ...]:

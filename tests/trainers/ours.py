@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from offpol_diag.core.preset_numbers import norm_factor, normalised
 from offpol_diag.dump.read import open_dump
-from offpol_diag.engine.preset_sums import norm_factor, normalised
 from offpol_diag.presets import catalogue
 from offpol_diag.trainers.logged import steps_of
 from tests import trainer_dumps

@@ -1,1 +1,0 @@
-"""Measurement: batches are turned into tallies, and tallies into numbers by formulas."""
