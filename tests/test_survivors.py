@@ -73,7 +73,6 @@ def test_growth_is_five_times_the_first_third_and_more_than_rounding(
     steps: tuple[float, ...], alarmed: bool
 ) -> None:
     fired = recommend(make_summary(by=along("step", *steps))).fired
-
     assert any(one.rule == "growing" for one in fired) is alarmed
 
 
@@ -83,7 +82,6 @@ def test_growth_is_five_times_the_first_third_and_more_than_rounding(
 @pytest.mark.parametrize(("kind", "passed"), [("max", False), ("min", True)])
 def test_overflow_is_above_any_bound_below_zero(kind: Any, passed: bool) -> None:
     summary = numbered(chi2_sequence=Number(log10=45.2))
-
     assert judged(summary, required(**{kind: ["chi2_sequence=-1e50"]}))[0].passed is passed
 
 
@@ -92,7 +90,6 @@ def test_the_longest_preset_name_before_a_dot_is_the_one_meant() -> None:
         return Row(make_summary().presets["disabled"], {"k3": Number(value=k3)})
 
     summary = make_summary(presets={"a": result(1.0), "a.b": result(2.0)})
-
     assert judged(summary, required(max=["a.b.k3=9"]))[0].value == 2.0
 
 
@@ -101,7 +98,6 @@ def test_the_longest_preset_name_before_a_dot_is_the_one_meant() -> None:
 
 def test_a_long_sparkline_shows_all_of_its_curve() -> None:
     drawn = sparkline([0.0] * 40 + [1.0] * 40)
-
     assert len(drawn) <= 32
     assert set(drawn[: len(drawn) // 2]) == {"▁"}
     assert drawn[-1] == "█"
@@ -109,7 +105,6 @@ def test_a_long_sparkline_shows_all_of_its_curve() -> None:
 
 def test_a_column_that_only_some_of_the_worst_tokens_have_is_shown() -> None:
     shown = table("worst-tokens", make_summary(gates=[]))
-
     at = shown.header.index("token id")
     assert [row[at] for row in shown.rows[:2]] == ["not in the dump", "1338"]
 
@@ -117,7 +112,6 @@ def test_a_column_that_only_some_of_the_worst_tokens_have_is_shown() -> None:
 @pytest.mark.parametrize(("exact", "label"), [(True, "groups"), (False, "groups (estimated)")])
 def test_an_estimated_count_of_groups_says_so(exact: bool, label: str) -> None:
     rows = table("counts", make_summary(dump=dump_facts(groups_exact=exact))).rows
-
     assert label in [row[0] for row in rows]
 
 
@@ -135,7 +129,6 @@ def measured(rows: list[dict[str, Any]], folder: Path, **more: Any) -> Result:
 def test_the_overflow_guard_is_counted_for_each_drift_by_itself(tmp_path: Path) -> None:
     p = [-1.0, -1.0]
     found = measured([row(p, p, current_log_probs=[-1.0, -2000.0])], tmp_path).whole
-
     for name in ("k3", "mean_ratio"):
         assert [found[f"{prefix}{name}"].clamped for prefix in ("", "drift2.", "total.")] == [0.0, 0.5, 0.5]
 
@@ -143,7 +136,6 @@ def test_the_overflow_guard_is_counted_for_each_drift_by_itself(tmp_path: Path) 
 def test_the_tail_of_sequences_is_no_word_about_tokens(tmp_path: Path) -> None:
     d = np.random.default_rng(0).normal(0, 0.3, (100, 400))
     found = measured([row([-9.0] * 400, (x - 9.0).tolist()) for x in d], tmp_path).whole
-
     assert [found[name].note is None for name in ("ess_tokens", "ess_sequences", "chi2_sequence")] == [
         True,
         False,
@@ -154,7 +146,6 @@ def test_the_tail_of_sequences_is_no_word_about_tokens(tmp_path: Path) -> None:
 def test_the_mean_length_is_over_sequences_that_have_a_token(tmp_path: Path) -> None:
     p = [-1.0, -1.0]
     facts = measured([row(p, p, response_mask=mask) for mask in ([1, 1], [0, 0])], tmp_path).dump
-
     assert (facts.mean_length, facts.rows, facts.sequences) == (2.0, 2, 1)
     assert (facts.tokens, facts.masked_tokens) == (2, 2)
 
@@ -162,7 +153,6 @@ def test_the_mean_length_is_over_sequences_that_have_a_token(tmp_path: Path) -> 
 def test_the_bars_of_a_histogram_hold_every_token(tmp_path: Path) -> None:
     d = np.random.default_rng(0).standard_t(1.5, 30_000)
     found = measured([row([-1e6] * 30_000, (d - 1e6).tolist())], tmp_path).histograms["log_ratio"]
-
     assert sum(found.counts) == 30_000
     assert (found.edges[0], found.edges[-1]) == (d.min() - 1e6 + 1e6, d.max() - 1e6 + 1e6)
     assert all(low < high for low, high in pairwise(found.edges))
@@ -170,14 +160,12 @@ def test_the_bars_of_a_histogram_hold_every_token(tmp_path: Path) -> None:
 
 def test_a_histogram_of_equal_values_has_one_bar(tmp_path: Path) -> None:
     found = measured([row([-1.0] * 5, [-1.5] * 5)], tmp_path).histograms["log_ratio"]
-
     assert found.counts == [5]
     assert found.edges[0] <= -0.5 <= found.edges[1]
 
 
 def test_one_token_is_the_worst_hundredth_of_ten(tmp_path: Path) -> None:
     found = measured([row([-1.0] * 10, [-1.0] * 9 + [-2.0])], tmp_path).whole
-
     assert found["k3_top1_share"].value == pytest.approx(1.0)
 
 
@@ -185,7 +173,6 @@ def test_the_neighbours_of_a_worst_token_are_those_of_its_own_sequence(tmp_path:
     p = [-1.0] * 4
     rows = [row(p, p), row(p, [-4.0, -1.0, -1.0, -3.0]), row(p, p)]
     first, last = measured(rows, tmp_path).worst.tokens
-
     assert (first.position, first.before, first.after) == (0, [], [0.0, 0.0, -2.0])
     assert (last.position, last.before, last.after) == (3, [-3.0, 0.0, 0.0], [])
 
@@ -193,14 +180,12 @@ def test_the_neighbours_of_a_worst_token_are_those_of_its_own_sequence(tmp_path:
 def test_the_position_of_a_worst_token_counts_the_masked_ones_before_it(tmp_path: Path) -> None:
     p = [-1.0] * 4
     (token,) = measured([row(p, [-1.0, -1.0, -1.0, -3.0], response_mask=[0, 1, 0, 1])], tmp_path).worst.tokens
-
     assert (token.position, token.length) == (3, 2)
 
 
 def test_a_long_axis_is_thinned_evenly_and_says_how_much_is_left_out(tmp_path: Path) -> None:
     rows = [row([-1.0], [-1.1], step=i) for i in range(999)]
     found = measured(rows, tmp_path)
-
     places = found.at("step")
     assert (len(places), places[0].key, places[-1].key) == (400, "0", "998")
     assert found.axes["step"].left_out == 599
@@ -223,26 +208,14 @@ def test_places_are_labelled_by_what_they_hold(tmp_path: Path) -> None:
 def test_few_groups_give_no_place_an_interval(tmp_path: Path) -> None:
     rows = [row([-1.0, -1.0], [-1.1 - i / 9, -1.2], step=0, group_id=f"g{i % 3}") for i in range(12)]
     found = measured(rows, tmp_path)
-
     assert found.whole["k3"].interval is None
     assert {place.numbers["k3"].interval for axis in found.axes for place in found.at(axis)} == {None}
-
-
-def test_progress_counts_up_to_the_rows_there_are(tmp_path: Path) -> None:
-    reported: list[tuple[int, int]] = []
-    rows = [row([-1.0] * 5, [-1.1] * 5) for _ in range(8)]
-    measured(rows, tmp_path, batch_tokens=10, progress=lambda done, total: reported.append((done, total)))
-
-    assert reported[-1] == (8, 8)
-    assert [done for done, _ in reported] == sorted({done for done, _ in reported})
-    assert len(reported) > 1
 
 
 @pytest.mark.parametrize(("seed", "noted"), [(5, True), (3, False)])
 def test_a_short_sample_is_held_to_the_limit_of_its_length(tmp_path: Path, seed: int, noted: bool) -> None:
     d = np.random.default_rng(seed).exponential(0.6, 200)  # k̂ = 0.66 and 0.30; the limit for 200 is 0.57
     found = measured([row([-50.0] * 200, (d - 50.0).tolist())], tmp_path).whole["khat_tokens"]
-
     assert found.value is not None
     assert found.value < 0.7
     assert (found.note is not None) is noted
@@ -268,7 +241,6 @@ def test_a_bad_row_stops_every_command_unless_it_may_be_skipped(command: str, tm
     dump, result = tmp_path / "dump.parquet", tmp_path / "r.json"
     p = [-1.0, -2.0]
     oracles.write([row(p, p), row(p, p[:1]), row(p, p)], dump)
-
     assert asked(command, dump, result) == (2, None)
     code, found = asked(command, dump, result, "--on-bad-row", "skip")
     assert (code, found and found.dump.skipped.count) == (0, 1)
@@ -284,13 +256,11 @@ def test_the_seed_of_every_command_moves_its_intervals(command: str, tmp_path: P
         assert found is not None
         assert found.run.seed == int(seed)
         drawn[seed] = found.whole["k3"].interval
-
     assert drawn["1"] != drawn["2"]
 
 
 def test_the_second_drift_is_not_called_a_divergence(tmp_path: Path) -> None:
     found = measured([row([-1.0], [-1.5], current_log_probs=[-2.25])], tmp_path).whole
-
     assert "not a KL" in found["drift2.k3"].formula
     assert "KL(π_rollout‖π_train)" in found["total.k3"].formula
     assert found["k1"].value + found["drift2.k1"].value == pytest.approx(found["total.k1"].value)

@@ -51,12 +51,14 @@ def tune() -> None:
 
     The garbage collector would repeatedly scan all imported modules, and once more at exit; memory of batches
     is freed without it. BLAS threads would keep other cores busy while idle, unless the user sets their
-    number. Invalid terminal sizes are removed, since rich would raise on them.
+    number. Arrow uses the heap that numpy uses, so that either can use what the other has freed. Invalid
+    terminal sizes are removed, since rich would raise on them.
     """
     for name in SIZES:
         if not SIZE.fullmatch(os.environ.get(name, "")):
             os.environ.pop(name, None)
     os.environ.setdefault(THREADS, "1")
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     gc.set_threshold(SELDOM)
     atexit.register(gc.freeze)
 

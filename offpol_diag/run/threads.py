@@ -27,9 +27,9 @@ from threadpoolctl import threadpool_limits
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import Dump
 
-TOKENS = 1 << 19
+TOKENS = 1 << 18
 """Tokens per batch, a balance between its fixed cost, memory, and an even share for each thread."""
-THREAD = 300 << 20
+THREAD = 200 << 20
 """Peak memory of a computing thread in bytes, with its batch."""
 GROUP, MEMORY = Path("/sys/fs/cgroup"), Path("/proc/meminfo")
 ONE_HEAP = (-8, 1)
