@@ -2,16 +2,12 @@
 
 import math
 import struct
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from offpol_diag.cli import app
 from offpol_diag.dump import schema as roles
 from offpol_diag.dump.convert import open_dump
 from offpol_diag.errors import DumpError
@@ -236,23 +232,6 @@ def test_corruption_inside_a_page_is_found_and_placed(tmp_path, options, on_bad_
     )
 
 
-@pytest.mark.parametrize(("name", "code"), [("step", 2), ("part", 0)])
-def test_a_footer_whose_columns_lose_their_nulls_does_not_end_the_process(tmp_path, name, code):
-    """Its size statistics no longer fit: a column that is read is refused, another is not."""
-    logs = {column: [[-1.0, -2.0]] * 100 for column in ("rollout_log_probs", "old_log_probs")}
-    table = pa.table(logs | {"step": [1, None] * 50, "other": [{"part": 1}] * 100})
-    pq.write_table(table, path := tmp_path / "d.parquet")
-    data = bytearray(path.read_bytes())
-    at = data.index(name.encode(), len(data) - 8 - struct.unpack("<I", data[-8:-4])[0])
-    assert data[at - 4 : at] == b"\x25\x02\x18\x04"  # optional, a name of four letters
-    data[at - 3] = 0  # required
-    path.write_bytes(data)
-    command = [sys.executable, "-m", "offpol_diag", "doctor", str(path), "-q"]
-    ran = subprocess.run(command, capture_output=True, text=True)
-    assert ran.returncode == code, ran.stderr
-    assert ("column 'step': the data cannot be read" in ran.stderr) is (code == 2)
-
-
 def test_a_file_that_may_not_be_read_or_vanishes_is_refused(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet")
     dump = open_dump([path])
@@ -453,37 +432,9 @@ def test_every_file_is_looked_at(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["group_id", "sequence_id", "host"])
-@pytest.mark.parametrize("encoded", ["plain", "bytes"])
-def test_text_that_is_not_utf8_is_refused(tmp_path, name, encoded):
+def test_text_that_is_not_utf8_is_refused(tmp_path, name):
     raw = pa.array([b"a", b"b", b"a", b"\xff\xfe"])
-    text = pa.Array.from_buffers(pa.string(), 4, raw.buffers())
-    forms = {"plain": text, "bytes": raw}
-    path = write(tmp_path / "a.parquet", **{name: forms[encoded]})
-    error = refusal(path, group_by=["host"] if name == "host" else [])
-    assert error.message == f"{path}, row group 1, row 3, column {name!r}: the text is not UTF-8"
-
-
-def test_dictionary_text_that_is_not_utf8_is_refused(tmp_path):
-    raw = pa.array([b"a", b"\xff\xfe"])
-    text = pa.Array.from_buffers(pa.string(), 2, raw.buffers())
-    path = write(
-        tmp_path / "a.parquet", group_id=pa.DictionaryArray.from_arrays(pa.array([0, 0, 1, 1]), text)
-    )
-    message = refusal(path).message  # pyarrow refuses the whole dictionary, so the row is not known
-    assert message.startswith(
-        f"{path}, row group 0, from row 0 on, column 'group_id': the data cannot be read"
-    )
-    assert "UTF8" in message
-
-
-# --- dumps that only look bad
-
-
-def test_weights_that_all_vanish_have_no_largest_share(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = write(tmp_path / "a.parquet", rollout_log_probs=[[], [-1.0]], old_log_probs=[[], [-1e308]])
-    ran = CliRunner().invoke(
-        app, ["analyze", path, "--presets", "token_is", "--no-html", "--json", "a.json", "-q"]
-    )
-    assert "Traceback" not in ran.stderr
-    assert "ZeroDivisionError" not in ran.stderr
+    for column in (raw, pa.Array.from_buffers(pa.string(), 4, raw.buffers())):
+        path = write(tmp_path / "a.parquet", **{name: column})
+        error = refusal(path, group_by=["host"] if name == "host" else [])
+        assert error.message == f"{path}, row group 1, row 3, column {name!r}: the text is not UTF-8"

@@ -6,17 +6,12 @@ import shutil
 from pathlib import Path
 from urllib.parse import quote
 
-import fsspec
 import pandas as pd
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
 
 import offpol_diag
-from offpol_diag.cli import app
-from offpol_diag.dump import convert as conversion
 from offpol_diag.dump import convert as forms
-from offpol_diag.dump import read as reading
 from offpol_diag.dump.read import open_dump
 from offpol_diag.dump.sources import find
 from offpol_diag.errors import DumpError
@@ -92,68 +87,6 @@ def test_rows_of_a_file_and_of_its_successor_are_not_mixed(tmp_path, change, rea
     assert {value for batch in seen for value in batch.rollout.tolist()} <= {-0.5}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "analyze a.parquet --presets token_is --no-html",
-        "analyze a.parquet --presets token_is --no-html --threads 2",
-        "compare a.parquet --presets token_is,seq_is",
-        "sweep a.parquet --preset token_is",
-        "gate a.parquet --max k3=1",
-        "doctor a.parquet",
-        "check a.parquet --logged curves.jsonl --for trl --presets token_is",
-    ],
-)
-@pytest.mark.slow
-def test_every_command_refuses_a_dump_that_changes_after_its_footers_are_read(tmp_path, monkeypatch, line):
-    monkeypatch.chdir(tmp_path)
-    shifted(tmp_path / "a.parquet", 0.0)
-    Path("curves.jsonl").write_text('{"_step": 1, "sampling/sampling_logp_difference/mean": 0.1}')
-    cautions = reading._cautions
-
-    def changing(*args):
-        by_rename(tmp_path / "a.parquet")
-        return cautions(*args)
-
-    monkeypatch.setattr(reading, "_cautions", changing)
-    ran = CliRunner().invoke(app, [*line.split(), "--quiet", "--json", "r.json"])
-    assert (ran.exit_code, ran.stdout, Path("r.json").exists()) == (2, "", False), ran.output
-    assert "a.parquet: the file was changed while it was read" in ran.stderr
-
-
-def test_an_object_of_a_store_that_is_replaced_is_noticed(tmp_path):
-    memory = fsspec.filesystem("memory")
-    memory.pipe("/changing/a.parquet", Path(shifted(tmp_path / "a", 0.0)).read_bytes())
-    dump = open_dump(["memory://changing/a.parquet"])
-    assert sum(batch.tokens for batch in dump.batches()) == 300
-    path = write(tmp_path / "b")
-    memory.pipe("/changing/a.parquet", Path(path).read_bytes())
-    with pytest.raises(DumpError, match="was changed while it was read"):
-        list(dump.batches())
-
-
-def test_a_name_that_is_not_utf8_is_refused_only_where_nothing_is(tmp_path):
-    assert "no such file or directory" in refusal(str(tmp_path / os.fsdecode(b"a\xff.parquet"))).message
-
-
-ROW = '{{"rollout_log_probs": [-1.0, {0}], "old_log_probs": [-1.0, {0}]}}\n'
-
-
-def test_a_file_that_changes_while_it_is_converted_is_an_error(tmp_path, monkeypatch):
-    path = tmp_path / "a.jsonl"
-    path.write_text(ROW.format(-0.5) * 4)
-    made = conversion._table
-
-    def touched(*args):
-        os.utime(path, (0, 0))
-        return made(*args)
-
-    monkeypatch.setattr(conversion, "GROUP", 2)
-    monkeypatch.setattr(conversion, "_table", touched)
-    with pytest.raises(DumpError, match=r"a\.jsonl: the file was changed while it was read"):
-        forms.open_dump([str(path)])
-
-
 LABELS = ("group_id", "step", "rollout_version", "train_version", "policy_lag")
 NAN = float("nan")
 LABELLED = [
@@ -162,21 +95,15 @@ LABELLED = [
 ]
 
 
-def json_rows(tmp_path):
+@pytest.mark.parametrize("ending", ["parquet", "jsonl"])
+def test_a_label_that_is_nan_is_null_in_every_column_and_form(tmp_path, ending):
+    path = tmp_path / f"a.{ending}"
+    write(tmp_path / "a.parquet", pa.Table.from_pylist(LABELLED))
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, LABELLED)))
-    return forms.open_dump([str(tmp_path / "a.jsonl")])
-
-
-def parquet_rows(tmp_path):
-    return open_dump([write(tmp_path / "a.parquet", pa.Table.from_pylist(LABELLED))])
-
-
-@pytest.mark.parametrize("form", [parquet_rows, json_rows])
-def test_a_label_that_is_nan_is_null_in_every_column_and_form(form, tmp_path):
-    (batch,) = form(tmp_path).batches()
+    (batch,) = forms.open_dump([str(path)]).batches()
     for name in LABELS:
         assert batch.scalars[name] == [1, None, None, 2], name
-    assert len(set(batch.key.tolist())) == 3  # equal responses without a group are one
+    assert len(set(batch.key.tolist())) == 3, "equal responses without a group are one"
 
 
 @pytest.mark.parametrize("frame", [pd.DataFrame, pa.Table.from_pylist])
@@ -186,10 +113,24 @@ def test_a_frame_with_nan_for_labels_has_as_many_groups_as_one_with_none(frame):
     assert [place.key for place in found.at("step")] == ["1.0", "2.0", "∅"]
 
 
-def test_a_file_of_another_form_is_read_once_however_it_is_spelled(tmp_path, monkeypatch):
+ROW = '{"rollout_log_probs": [-1.0, -0.5], "old_log_probs": [-1.0, -0.5]}\n'
+
+
+def test_a_file_of_another_form_is_read_once_and_must_not_change_meanwhile(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("a.jsonl").write_text(ROW.format(-0.5))
+    Path("a.jsonl").write_text(ROW)
     Path("link.jsonl").symlink_to("a.jsonl")
     Path("hard.jsonl").hardlink_to("a.jsonl")
     same = ["./a.jsonl", f"file://{tmp_path}/a.jsonl", "*.jsonl", "link.jsonl", "hard.jsonl", str(tmp_path)]
     assert sum(batch.sequences for batch in forms.open_dump(["a.jsonl", *same]).batches()) == 1
+    made = forms._table
+
+    def touched(*args):
+        os.utime("a.jsonl", (0, 0))
+        return made(*args)
+
+    Path("a.jsonl").write_text(ROW * 4)
+    monkeypatch.setattr(forms, "GROUP", 2)
+    monkeypatch.setattr(forms, "_table", touched)
+    with pytest.raises(DumpError, match=r"a\.jsonl: the file was changed while it was read"):
+        forms.open_dump(["a.jsonl"])

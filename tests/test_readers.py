@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -149,12 +148,10 @@ def test_scalars_reach_the_batch_as_host_lists_and_sequences_without_a_name_are_
         "host": ["x", "y", "x", None],
         "unused": [1, 2, 3, 4],  # small: the diagnosis looks for groups that stand out
     }
-    stored = {
-        "group_id": pa.array(given["group_id"]).cast(pa.binary()),
-        "host": pa.array(given["host"]).dictionary_encode(),
-    }
-    path, axes = write(tmp_path / "a.parquet", **given | stored), ["host", "global_step", "step", "rewards"]
-    assert read(path, group_by=axes).scalars == given | {"step": given["global_step"]}
+    host, group = pa.array(given["host"]).dictionary_encode(), pa.array(given["group_id"]).cast(pa.binary())
+    path = write(tmp_path / "a.parquet", **given | {"host": host, "group_id": group})
+    batch = read(path, group_by=["host", "global_step", "step", "rewards"])
+    assert batch.scalars == given | {"step": given["global_step"]}
     paths = [write(tmp_path / name) for name in ("b.parquet", "c.parquet")]
     assert read(*paths).scalars["sequence_id"] == list(range(8))
 
@@ -168,16 +165,12 @@ def test_policy_lag_is_the_difference_of_versions_where_it_is_missing(tmp_path):
     )
 
 
-WORDS = ["p", "q", "p", "r"]
-GROUPS = [pa.array(WORDS), pa.array(WORDS).dictionary_encode(), pa.array(WORDS, pa.large_string())]
-GROUPS += [pa.array([7.0, 8.0, 7.0, 9.5]), pa.array([-7, 2**40, -7, None])]
-
-
-@pytest.mark.parametrize("ids", GROUPS, ids=lambda ids: str(ids.type))
+@pytest.mark.parametrize("ids", [["p", "q", "p", "r"], [7.0, 8.0, 7.0, 9.5], [-7, 2**40, -7, None]], ids=str)
 def test_sequences_of_a_group_share_a_key_and_others_do_not(tmp_path, ids):
-    key = read(write(tmp_path / "a.parquet", group_id=ids)).key.tolist()
-    assert key[0] == key[2]
-    assert len(set(key)) == 3
+    for column in (pa.array(ids), pa.array(ids).dictionary_encode()):
+        key = read(write(tmp_path / "a.parquet", group_id=column)).key.tolist()
+        assert key[0] == key[2]
+        assert len(set(key)) == 3
 
 
 def test_without_groups_equal_responses_have_one_key_wherever_they_lie_and_the_two_zeros_are_equal(tmp_path):
@@ -254,19 +247,10 @@ def test_batches_are_whole_sequences_and_no_larger_than_asked(tmp_path, group, t
     assert all(sum(batch) <= tokens or len(batch) == 1 for batch in found)
 
 
-def test_a_bad_row_is_placed_by_its_number_and_before_damage_behind_it(tmp_path, monkeypatch):
+def test_a_bad_row_is_placed_by_its_number_however_the_dump_is_cut(tmp_path):
     path = of_lengths(tmp_path / "a.parquet", LENGTHS, 8, odd=(13, 4, np.nan))
     for tokens in (1, 9, 30, 1000):
         assert "row group 1, row 13, column" in refusal(path, batch_tokens=tokens).message
-    path = of_lengths(tmp_path / "b.parquet", LENGTHS, 1000, odd=(0, 1, np.nan))
-    whole = pq.ParquetFile.iter_batches
-
-    def breaks(self, *args, **options):
-        yield next(iter(whole(self, *args, **options)))
-        raise OSError("torn")
-
-    monkeypatch.setattr(pq.ParquetFile, "iter_batches", breaks)
-    assert "token 1 is nan" in refusal(path, batch_tokens=30).message
 
 
 GROWN = """
@@ -319,24 +303,21 @@ def test_a_sequence_has_so_many_tokens_at_most(tmp_path):
 # ---------------------------------------------------------------- files
 
 
-def names(*sources):
-    return [str(file) for file in find(sources)]
-
-
 def test_directories_and_globs_are_searched_and_hidden_files_left_out(tmp_path, monkeypatch):
+    def names(*sources):
+        return [str(file) for file in find(sources)]
+
     monkeypatch.chdir(tmp_path)
     for name in ("b", "a", "sub/c", "_tmp/x", ".x", "_y", "a[1]"):
         write(tmp_path / "d" / f"{name}.parquet")
     (tmp_path / "d" / "notes.txt").write_text("no dump")
-    (tmp_path / "e").mkdir()
     found = ["d/a.parquet", "d/a[1].parquet", "d/b.parquet", "d/sub/c.parquet"]
     assert names("d") == names("d/**/*.parquet") == found
     assert names("d/*.parquet") == found[:3]
     assert names(f"{tmp_path}/d/s*") == [f"{tmp_path}/d/sub/c.parquet"]
     assert names("d/b.parquet", "d") == ["d/b.parquet", "d/a.parquet", "d/a[1].parquet", "d/sub/c.parquet"]
-    assert names("d/a[1].parquet") == ["d/a[1].parquet"]
-    monkeypatch.chdir(tmp_path / "e")
-    assert names("../d/b*.parquet") == ["../d/b.parquet"]
+    monkeypatch.chdir(tmp_path / "d" / "sub")
+    assert names("../b*.parquet") == ["../b.parquet"]
 
 
 def test_hive_partitions_are_columns(tmp_path):
@@ -367,17 +348,11 @@ def test_files_may_differ_in_types_be_empty_or_null_and_have_columns_nobody_read
     assert batch.scalars["group_id"] == ["p"] * 8 + [None] * 2
 
 
-ALIASES = [
-    ("rollout_logprobs", "prev_logprobs", "loss_mask"),
-    ("inference_logprobs", "trainer_logprobs", "completion_mask"),
-    ("generation_logprobs", "log_probs", "loss_mask"),
-    ("logprobs", "old_per_token_logps", "completion_mask"),
-    ("rollout_logps", "old_logps", "mask"),
-]
-
-
-@pytest.mark.parametrize(("rollout", "old", "mask"), ALIASES)
-def test_a_trainers_names_are_known(tmp_path, rollout, old, mask):
+@pytest.mark.parametrize(
+    "words", ["rollout_logprobs prev_logprobs loss_mask", "logprobs old_per_token_logps completion_mask"]
+)
+def test_a_trainers_names_are_known(tmp_path, words):
+    rollout, old, mask = words.split()
     columns = {"rollout_log_probs": None, "old_log_probs": None, rollout: ROLLOUT, old: OLD, mask: MASK}
     found = open_dump([write(tmp_path / "a.parquet", **columns)]).info.columns
     assert found == {"rollout_log_probs": rollout, "old_log_probs": old, "response_mask": mask}
@@ -410,23 +385,18 @@ def test_positive_train_log_probs_are_told_and_read(tmp_path):
     assert "6 of 6 tokens" in dump.notes[0], "a few tokens are no proof of a wrong sign"
 
 
-BELOW = np.nextafter(np.float32(TOLERANCE), np.float32(0))
-
-
-@pytest.mark.parametrize(
-    ("value", "bad"), [(TOLERANCE, False), (np.float32(TOLERANCE), True), (BELOW, False)], ids=str
-)
-def test_a_log_prob_above_zero_by_rounding_is_not_worth_a_word(tmp_path, value, bad):
+def test_a_log_prob_above_zero_by_rounding_is_not_worth_a_word(tmp_path):
     """The bound is exact however narrow the values are: TOLERANCE in float32 is a little above it."""
-    kind = pa.list_(pa.from_numpy_dtype(np.asarray(value).dtype))
-    logs = both(pa.array([[value, value], [-1.0]], kind))
-    path = write(tmp_path / "a.parquet", **logs)
-    if bad:
-        assert "token 0 is" in refusal(path).message
-        return
-    dump = open_dump([path])
-    (batch,) = dump.batches()
-    assert (batch.rollout.tolist(), dump.notes) == ([value, value, -1.0], ())
+    fine = np.nextafter(np.float32(TOLERANCE), np.float32(0))
+    for value, bad in ((TOLERANCE, False), (np.float32(TOLERANCE), True), (fine, False)):
+        kind = pa.list_(pa.from_numpy_dtype(np.asarray(value).dtype))
+        path = write(tmp_path / "a.parquet", **both(pa.array([[value, value], [-1.0]], kind)))
+        if bad:
+            assert "token 0 is" in refusal(path).message
+            continue
+        dump = open_dump([path])
+        (batch,) = dump.batches()
+        assert (batch.rollout.tolist(), dump.notes) == ([value, value, -1.0], ())
 
 
 @pytest.mark.parametrize("tokens", [1, ALL])

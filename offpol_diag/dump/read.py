@@ -31,6 +31,7 @@ from offpol_diag.printable import cleaned
 Progress = Callable[[int], None]
 Placed = tuple[str, Ints, pa.RecordBatch]
 """File and row group of a table, the number of each row in the file, and the table."""
+IGNORED: Progress = lambda rows: None  # noqa: E731
 READ_ERRORS = (pa.ArrowException, OSError, ValueError)
 """What pyarrow raises on damaged files: OSError from codecs, ValueError from text."""
 BUFFER = 1 << 20
@@ -51,10 +52,6 @@ MOST_DESCRIBED, SMALL, FEW = 16, 64, 256
 
 
 # ---------------------------------------------------------------- files
-
-
-def ignored(_: int) -> None:
-    """Do nothing with the rows just read."""
 
 
 class Group(NamedTuple):
@@ -123,7 +120,7 @@ class Part:
         """The row groups that are read."""
         return [self.groups[at] for at in self.span]
 
-    def tables(self, names: Sequence[str], most: int, progress: Progress = ignored) -> Iterator[Placed]:
+    def tables(self, names: Sequence[str], most: int, progress: Progress = IGNORED) -> Iterator[Placed]:
         """Yield the rows in order, in tables of even size.
 
         Args:
@@ -197,14 +194,14 @@ def unreadable(path: Location, error: Exception) -> DumpError:
         what = f"{path}: cannot be opened ({said(failure)})"
         return DumpError(what, "check that it exists and may be read")
     if not head:
-        return DumpError(f"{path}: the file is empty (0 bytes)", "its writer did not finish; dump again")
-    if head != b"PAR1":
-        hint = "see `offpol-diag convert --list` for what else is read"
-        return DumpError(f"{path}: not a Parquet file", hint)
-    if tail != b"PAR1":
-        what = f"{path}: the file is truncated: its Parquet footer is missing"
-        return DumpError(what, "copy it again, or dump again")
-    return DumpError(f"{path}: the Parquet footer is corrupt ({said(error)})", "copy or dump the file again")
+        what, hint = "the file is empty (0 bytes)", "its writer did not finish; dump again"
+    elif head != b"PAR1":
+        what, hint = "not a Parquet file", "see `offpol-diag convert --list` for what else is read"
+    elif tail != b"PAR1":
+        what, hint = "the file is truncated: its Parquet footer is missing", "copy it again, or dump again"
+    else:
+        what, hint = f"the Parquet footer is corrupt ({said(error)})", "copy or dump the file again"
+    return DumpError(f"{path}: {what}", hint)
 
 
 def said(error: BaseException) -> str:
@@ -344,7 +341,7 @@ class Dump:
             return None
         return frozenset(nsmallest(most, counts, key=lambda one: (-counts[one], one))), len(counts) - most
 
-    def batches(self, progress: Progress = ignored) -> Iterator[Batch]:
+    def batches(self, progress: Progress = IGNORED) -> Iterator[Batch]:
         """Yield the sequences as CPU float64 batches, in the order of the files; can be called repeatedly.
 
         A batch has at most about `batch_tokens` tokens, or one sequence. `progress` is called with the number
@@ -390,7 +387,7 @@ class Dump:
                 yield batch
             del batch
 
-    def read(self, names: Sequence[str] | None, most: int, progress: Progress = ignored) -> Iterator[Rows]:
+    def read(self, names: Sequence[str] | None, most: int, progress: Progress = IGNORED) -> Iterator[Rows]:
         """Yield the rows with some columns (None: all), at most `most` tokens or one row at once."""
         number, seen, rollout = self.before, set[object](), self.plan.columns[schema.ROLLOUT]
         for part in self.parts:
@@ -502,16 +499,15 @@ def named(files: Sequence[object]) -> str:
 
 def _same(first: Part, part: Part, extra: Sequence[str], other_form: bool) -> None:
     """Refuse a file whose columns differ from the first file's."""
-    one, two = (
-        {**x.columns, **{name: name for name in extra if name in x.schema.names}} for x in (first, part)
-    )
+    one, two = first.columns, part.columns
     odd = [two.get(role) or one[role] for role in {**one, **two} if one.get(role) != two.get(role)]
     odd = [name for name in odd if name not in (one.get(schema.PROMPT_IDS), two.get(schema.PROMPT_IDS))]
-    for name in one.values():
+    odd += [name for name in extra if name not in part.schema.names]
+    for name in (*first.columns.values(), *extra):
         if name not in odd and name in part.schema.names:
             kinds = [schema.plain_type(x.schema.field(name).type) for x in (first, part)]
-            text = {schema.is_text(kind) for kind in kinds}
-            odd += [name] if len(text) == 2 and not any(map(pt.is_null, kinds)) else []
+            differ = schema.is_text(kinds[0]) != schema.is_text(kinds[1])
+            odd += [name] if differ and not any(map(pt.is_null, kinds)) else []
     odd = [one[schema.ROLLOUT]] if other_form else odd
     if odd:
         what = f"{first.path} and {part.path} differ: column {odd[0]!r} is not in both, or not of one kind"
@@ -522,12 +518,10 @@ def _described(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
     """Return columns of short text, integers or booleans without a role that all files have alike."""
     first, found = parts[0], list[str]()
     for one in first.schema:
-        alike = all(part.schema.names.count(one.name) == 1 for part in parts)
-        if (
-            one.name in plan.names
-            or not alike
-            or len({str(part.schema.field(one.name).type) for part in parts}) > 1
-        ):
+        kinds = {
+            str(x.schema.field(one.name).type) if x.schema.names.count(one.name) == 1 else "" for x in parts
+        }
+        if one.name in plan.names or kinds != {str(one.type)}:
             continue
         kind = schema.plain_type(one.type)
         text = pt.is_string(kind) or pt.is_large_string(kind)
