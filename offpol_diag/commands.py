@@ -118,13 +118,11 @@ def check(paths: Sequence[str], request: requests.Check, say: Say = silent) -> C
     dump = opened(paths, request)
     trainer, generation = _who_logs(request, dump)
     if not asked:
-        summary = advised(
-            examined(opened(paths, request), request, usual(dump, request, trainer), say), "check"
-        )
+        usually = usual(dump, request, trainer)
+        summary = advised(examined(opened(paths, request), request, usually, say), "check")
         best = summary.recommendation.method if summary.recommendation else None
-        asked = tuple(
-            known[name] for name in dict.fromkeys((best or "recompute", *DEFAULTS.get(trainer, ())[:1]))
-        )
+        names = dict.fromkeys((best or usually[0].name, *DEFAULTS.get(trainer, ())[:1]))
+        asked = tuple(known[name] for name in names)
     found = numbers(dump, asked, trainer, generation)
     if not found:
         lacks = dict.fromkeys(column for preset in asked for column in preset.lacking(dump.info.columns))

@@ -49,38 +49,6 @@ def _turns(rng: np.random.Generator, n: int) -> np.ndarray:
     return (np.cumsum(flips) + int(rng.integers(0, 2))) % 2
 
 
-def spread_rows(
-    seed,
-    lengths,
-    sigma: float,
-    *,
-    bias=None,
-    wild: float = 0.0,
-    holes: float = 0.0,
-    empty=(),
-    dtype=np.float64,
-) -> list[dict]:
-    """Make rows whose Δ have spread `sigma` about `bias`, a share `wild` of tokens beyond every clamp."""
-    rng, rows = np.random.default_rng(seed), []
-    beyond = [-31.0, -22.0, -12.0, -9.5, -6.0, 6.0, 9.5, 14.0, 22.0, 31.0]
-    for i, n in enumerate(lengths):
-        middle = rng.normal() * sigma if bias is None else bias[i]
-        old, current = middle + sigma * rng.normal(size=(2, n))
-        far = rng.random(n) < wild
-        old = np.where(far, rng.choice(beyond, n), old)
-        current = np.where(far, np.where(rng.random(n) < 0.5, old, rng.choice(beyond, n)), current)
-        rollout = -rng.exponential(0.4, n) - np.maximum(0.0, np.maximum(old, current))
-        mask = (rng.random(n) >= holes) & (i not in empty)
-        mask[0] = i not in empty
-        log_probs = (x.astype(dtype).tolist() for x in (rollout, rollout + old, rollout + current))
-        rows.append(
-            dict(zip(("rollout_log_probs", "old_log_probs", "current_log_probs"), log_probs, strict=True))
-        )
-        rows[-1]["response_mask"] = mask.astype(int).tolist()
-        rows[-1]["advantages"] = rng.choice([-1.5, -0.2, 0.0, 0.7, 2.0], n).tolist()
-    return rows
-
-
 def rows_on_bounds() -> list[dict]:
     """Make rows whose token ratio, product, geometric mean or Δ is exactly a bound, for each sign of A."""
     deltas = [math.log(bound) for bound in BOUNDS + FAR_BOUNDS] + list(NATS)

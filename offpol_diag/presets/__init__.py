@@ -205,7 +205,7 @@ class Preset:
         at: places of the thresholds that may stand beside the name, in their order.
         aliases: other names people search for.
         trainers: trainers for which the catalogue can print the configuration.
-        logs: trainer whose names and definitions of logged numbers are used, or None.
+        logs: the trainer, and the generation of what it logs, that the preset is of, or None.
         source: origin of the preset: trainer, version, function.
         note: caveats when comparing it with another preset.
     """

@@ -35,7 +35,7 @@ LOGS = (
     "prime-rl",
     "skyrl",
 )
-"""Trainers, with versions, whose names and definitions of logged numbers are known."""
+"""Trainers whose logged numbers are known, with generations: what `trainers/logged.py` has functions for."""
 
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 GRAMMAR = "its form is that of offpol_diag/presets.toml; or see: offpol-diag presets NAME --json -"

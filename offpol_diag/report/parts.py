@@ -1,4 +1,4 @@
-"""The sections of a page below its answer: numbers, charts, presets, tokens, trainers' logs, the dump."""
+"""The sections of a page below its answer: numbers, charts, presets, tokens, the dump."""
 
 from __future__ import annotations
 
