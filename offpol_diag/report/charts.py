@@ -27,14 +27,7 @@ COLOURS: Mapping[str, Colour] = {"": "blue", "drift2.": "orange", "total.": "sla
 """Prefix of a pair of policies → its colour."""
 TENTH, FEW, FACTOR_2 = 0.1, 30, 0.6931
 """ESS below which sequence weights are called unusable; tokens below which a mean is not drawn; log 2."""
-PREDICTABLE = (
-    "policy_lag",
-    "length",
-    "rollout_probability",
-    "advantage_sign",
-    "final_position",
-    "position_from_end",
-)
+PREDICTABLE = ("policy_lag", "token_lag", "length", "rollout_probability", "advantage_sign")
 """Axes along which K3 differs in any dump, so that their charts are folded."""
 
 
