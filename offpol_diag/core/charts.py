@@ -23,7 +23,7 @@ from offpol_diag.core.gap import Drift, Terms
 from offpol_diag.core.intervals import AS_SEEN, Formula, Groups, Reader, mean
 from offpol_diag.core.state import MOST_STEPS, Array, State, Table, largest_of
 from offpol_diag.core.tails import ESS_SEQUENCES, ESS_TOKENS
-from offpol_diag.number import Number, Numbers
+from offpol_diag.number import Number
 from offpol_diag.presets import Preset
 from offpol_diag.result import Result
 from offpol_diag.result import charts as shown
@@ -320,7 +320,7 @@ def charts_of(drawn: Drawn) -> shown.Charts:
         steps=steps,
         less=drawn.corner(tokens[:under].sum(), k3[:under].sum()),
         more=drawn.corner(tokens[over:].sum(), k3[over:].sum()),
-        density=shown.Density(edges=_probabilities(DENSITY_LOGS), counts=density.tolist()),
+        density=shown.Density(edges=[0.0, *map(math.exp, DENSITY_LOGS), 1.0], counts=density.tolist()),
         lost=drawn.corner(*counts["corners"][0]),
         found=drawn.corner(*counts["corners"][1]),
         noise=_noise(drawn),
@@ -348,11 +348,6 @@ def _share(part: float, whole: float) -> float | None:
     return _finite(part / whole) if whole else None
 
 
-def _probabilities(logs: Sequence[float]) -> list[float]:
-    """Return the probabilities that bound bins, with 0 and 1 at the ends."""
-    return [0.0, *map(math.exp, logs), 1.0]
-
-
 def _series(numbers: Sequence[Number], unit: str) -> shown.Series:
     """Gather numbers along an axis; without intervals where none has one."""
     low, high = ([one.interval and one.interval[end] for one in numbers] for end in (0, 1))
@@ -377,34 +372,29 @@ _REJECTED = next(row for row in preset_numbers.ROWS if row.name == "tokens_rejec
 
 
 def _steps(drawn: Drawn) -> shown.BySteps | None:
+    """Read the numbers of every group of steps."""
     groups = drawn.groups
     if not groups:
         return None
-    read = [_of_step(drawn, group) for group in groups]
-    columns = {
-        name: [round(float(group.reader.drawn[name][0])) for group in groups]
-        for name in ("tokens", "sequences")
-    }
-    series = {name: _series([one[name] for one in read], number.unit) for name, number in read[0].items()}
-    first, last = [group.first for group in groups], [group.last for group in groups]
-    return shown.BySteps(first=first, last=last, **columns, series=series)
-
-
-def _of_step(drawn: Drawn, group: Group) -> Numbers:
-    """Read the numbers of a group of steps."""
-    reader, prefix = group.reader, drawn.prefix
-    rows = [(row.name, row, prefix) for row in _OF_STEPS] + [(ESS_SEQUENCES.name, ESS_SEQUENCES, "")]
-    rows += [(row.name, row, "") for column, row in _PLAIN.items() if column in reader.drawn]
-    rows += [
-        (drift.prefix + name, row, drift.prefix) for drift in drawn.drifts[1:] for name, row in _KL.items()
-    ]
+    rows = {row.name: (row, drawn.prefix) for row in _OF_STEPS} | {ESS_SEQUENCES.name: (ESS_SEQUENCES, "")}
+    rows |= {row.name: (row, "") for column, row in _PLAIN.items() if column in groups[0].reader.drawn}
+    rows |= {one.prefix + name: (row, one.prefix) for one in drawn.drifts[1:] for name, row in _KL.items()}
     for preset in drawn.families:
-        read = replace(_REJECTED, counts=_REJECTED.name not in preset_numbers.idle(preset))
-        rows.append((f"{preset.name}.{_REJECTED.name}", read, f"{preset.name}|"))
-    values = [row.of(partial(reader.column, prefix=own)) for _, row, own in rows]
-    names, formulas, _ = zip(*rows, strict=True)
-    result = dict(zip(names, reader.wrapped(formulas, np.stack(values)), strict=True))
-    return result | {"khat_tokens": _khat(reader.drawn["tokens"][0], group.largest)}
+        row = replace(_REJECTED, counts=_REJECTED.name not in preset_numbers.idle(preset))
+        rows[f"{preset.name}.{row.name}"] = row, f"{preset.name}|"
+    read = []
+    for _, _, reader, top in groups:
+        values = np.stack([row.of(partial(reader.column, prefix=own)) for row, own in rows.values()])
+        numbers = reader.wrapped([row for row, _ in rows.values()], values)
+        read.append([*numbers, _khat(reader.drawn["tokens"][0], top)])
+    series = dict(zip((*rows, "khat_tokens"), zip(*read, strict=True), strict=True))
+    return shown.BySteps(
+        first=[group.first for group in groups],
+        last=[group.last for group in groups],
+        tokens=[round(float(group.reader.drawn["tokens"][0])) for group in groups],
+        sequences=[round(float(group.reader.drawn["sequences"][0])) for group in groups],
+        series={name: _series(numbers, numbers[0].unit) for name, numbers in series.items()},
+    )
 
 
 def _khat(n: float, kept: Array) -> Number:
@@ -438,7 +428,7 @@ def _noise(drawn: Drawn) -> shown.Noise:
     out, synced = drawn.state.counts["noise"].reshape(2, -1, SIZES)
     every = out + synced
     return shown.Noise(
-        edges=_probabilities(NOISE_LOGS),
+        edges=[0.0, *map(math.exp, NOISE_LOGS), 1.0],
         median=_quantiles(every, 0.5),
         p90=_quantiles(every, 0.9),
         p99=_quantiles(every, 0.99),
