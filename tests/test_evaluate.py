@@ -183,7 +183,7 @@ def test_parts_of_a_batch_have_its_sums(case):
     batch, presets, cut = case
     whole = tokens_of(case)
     at = [0, 1, 7, 40, batch.sequences]
-    cuts = {rule: cut(batch, rule, None) for one in presets for rule in steps(one).tokens.rules
+    cuts = {rule: cut(batch, rule, None) for one in presets for rule in steps(one).tokens
             if rule.reject.over == "batch"}  # fmt: skip
     parts = []
     for begin, end in pairwise(at):
@@ -233,6 +233,15 @@ def test_statistics_of_tensors_are_those_of_arrays(name, over):
     for bound in (None, 3.0):
         wanted, found = (one.aggregate(name, "old", over, bound) for one in (on_numpy, on_torch))
         np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-13, atol=1e-300)
+
+
+@pytest.mark.parametrize("delta", [1e-7, -3.1, 19.0, 21.0, -344.0, 1351.0])
+def test_a_safety_bounds_the_ratio_of_a_probability_difference(delta):
+    p, q = min(delta, 0.0), min(-delta, 0.0)
+    runs = Segments(np.array([0, 1]), 1)
+    found = Evaluator({"rollout": np.array([q]), "old": np.array([p])}, runs, runs)
+    exact = math.exp(q) * math.expm1(min(max(delta, -20.0), 20.0))
+    assert found.statistic("prob_diff", "old", 20.0)[0] == pytest.approx(exact, rel=1e-14, abs=1e-322)
 
 
 def test_nothing_makes_the_host_wait_within_a_batch(case):

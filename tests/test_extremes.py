@@ -4,9 +4,7 @@ import json
 import math
 import sys
 from dataclasses import replace
-from random import Random
 
-import mpmath
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,11 +13,9 @@ from typer.testing import CliRunner
 
 from offpol_diag import compare
 from offpol_diag.cli import app
-from offpol_diag.core.gap import Tokens
 from offpol_diag.core.intervals import ABOVE_ONE, ANYWHERE, POSITIVE
 from offpol_diag.core.observe import analyze
 from offpol_diag.core.state import COUNTED
-from offpol_diag.dump.batch import Batch
 from offpol_diag.gate import Baseline, Gates, judged, required
 from offpol_diag.number import Number
 from offpol_diag.presets import catalogue
@@ -96,16 +92,6 @@ def test_a_two_policy_dump_knows_the_total_and_says_what_the_rest_needs(tmp_path
     assert summary.presets["pure_is"].needs == []
 
 
-def test_the_share_of_weights_that_the_safety_bound_touches_is_told(tmp_path):
-    presets = catalogue.load().resolve("seq_is,token_is,geo_rs")
-    pq.write_table(pa.table(DUMPS["products beyond float64"]), tmp_path / "dump.parquet")
-    result = analyze([str(tmp_path / "dump.parquet")], presets=presets)
-
-    assert result.preset("seq_is")["ess_tokens"].clamped == 1.0
-    assert result.preset("token_is")["ess_tokens"].clamped == 0.0
-    assert result.preset("geo_rs")["ess_tokens"].clamped == 0.0
-
-
 # ---------------------------------------------------------------- differences of probabilities
 
 LOGS = (
@@ -142,55 +128,14 @@ def run(tmp_path, columns, presets=(), **options):
     return analyze([str(tmp_path / "dump.parquet")], presets=presets, threads=1, device="cpu", **options)
 
 
-@pytest.mark.parametrize(
-    ("q", "p"), [(-9999.0, -0.1), (-500.1, -0.1), (-0.1, -1351.1), (-746.0, -744.0), (-1.0, -0.9)]
-)
-def test_a_probability_difference_is_exact_at_every_log_ratio(tmp_path, q, p):
-    columns = pairs([(q, p)] * 3 + [(p, q)] * 2)
-    numbers = run(tmp_path, columns | {"current_log_probs": columns["rollout_log_probs"]}).whole
-    gap = oracles.exact_prob_diff(max(p, q), min(p, q))
-    for prefix in ("", "drift2."):
-        assert numbers[f"{prefix}prob_diff_mean"].value == pytest.approx(gap, rel=1e-12, abs=1e-322)
-        assert numbers[f"{prefix}prob_diff_max"].value == pytest.approx(gap, rel=1e-12, abs=1e-322)
-        assert numbers[f"{prefix}prob_diff_std"].value == pytest.approx(0.0, abs=1e-8)
-
-
 def test_probability_differences_of_every_size_have_an_exact_mean_and_deviation(tmp_path):
-    numbers = run(tmp_path, pairs(PAIRS)).whole
+    columns = pairs(PAIRS)
+    numbers = run(tmp_path, columns | {"current_log_probs": columns["rollout_log_probs"]}).whole
     gaps = [abs(oracles.exact_prob_diff(p, q)) for q, p in PAIRS]
-    assert numbers["prob_diff_mean"].value == pytest.approx(oracles.mean(gaps), rel=1e-13)
-    assert numbers["prob_diff_std"].value == pytest.approx(oracles.std(gaps), rel=1e-12)
-    assert numbers["prob_diff_max"].value == max(gaps) == 1.0
-
-
-@pytest.mark.parametrize("delta", [1e-9, 1e-7, -1e-7, 1e-3, 0.4, 2.9, 3.1, -3.1, 20.0, -344.0, 346.0, 1351.0])
-@pytest.mark.parametrize("upper", [0.0, -1e-9, -0.5])
-def test_a_token_statistic_of_probabilities_is_exact_to_rounding(delta, upper):
-    """At Δ of 1e-7, too, where e^p − e^q is off by 1e-9 of it."""
-    p, q = (upper, upper - delta) if delta > 0 else (upper + delta, upper)
-    offsets, none = np.array([0, 1]), np.zeros(1, np.int64)
-    batch = Batch(np.array([q]), offsets, offsets, none, none, none, old=np.array([p]))
-    exact = float(mpmath.exp(p) - mpmath.exp(q))
-    tokens = Tokens.of(batch)
-    assert tokens.statistic("prob_diff", "old", None)[0] == pytest.approx(exact, rel=1e-15, abs=0)
-    clamped = float(mpmath.exp(q) * mpmath.expm1(min(max(p - q, -20.0), 20.0)))
-    bounded = tokens.statistic("prob_diff", "old", 20.0)[0]
-    assert bounded == pytest.approx(clamped, rel=1e-14, abs=1e-322)
-
-
-@pytest.mark.parametrize(("q", "p", "exact"), [(-1e30, -1.0, math.exp(-1)), (-1.0, -1e30, -math.exp(-1))])
-def test_a_probability_difference_from_a_sentinel_is_the_other_probability(q, p, exact):
-    """log π_rollout + Δ is 0 there, not log π_train."""
-    offsets, none = np.array([0, 1]), np.zeros(1, np.int64)
-    batch = Batch(np.array([q]), offsets, offsets, none, none, none, old=np.array([p]))
-    assert Tokens.of(batch).statistic("prob_diff", "old", None).tolist() == [exact]
-
-
-ON_PROBABILITIES = [
-    name
-    for name, preset in catalogue.load().items()
-    if any(rule.statistic == "prob_diff" for rule in preset.reject)
-]
+    for prefix in ("", "drift2."):
+        assert numbers[f"{prefix}prob_diff_mean"].value == pytest.approx(oracles.mean(gaps), rel=1e-13)
+        assert numbers[f"{prefix}prob_diff_std"].value == pytest.approx(oracles.std(gaps), rel=1e-12)
+        assert numbers[f"{prefix}prob_diff_max"].value == max(gaps) == 1.0
 
 
 def test_every_rule_decides_right_at_every_log_ratio(tmp_path):
@@ -205,8 +150,7 @@ def test_every_rule_decides_right_at_every_log_ratio(tmp_path):
         oracles.Sequence(*(column[int(i)] for column in named), turn=[0], group=None, response=1)
         for i in kept["sequence_id"]
     ]
-    assert {"ipo", "dppo_tv"} <= set(ON_PROBABILITIES)
-    assert set(ON_PROBABILITIES) <= {preset.name for preset in presets}
+    assert {"ipo", "dppo_tv"} <= {preset.name for preset in presets}
     for preset in presets:
         assert kept[f"{preset.name}.kept_tokens"] == [
             int(oracles.apply(s, replace(preset, loss="reinforce"), {}).kept[0]) for s in data
@@ -216,59 +160,40 @@ def test_every_rule_decides_right_at_every_log_ratio(tmp_path):
 # ---------------------------------------------------------------- e to the power of a mean
 
 
-def steps(**changed):
+LOGS_OF = tuple(f"{name}_log_probs" for name in ("rollout", "old", "current"))
+
+
+def steps(*changes):
     """Return the columns of 30 rows of 20 tokens in 15 groups and 3 steps, slightly off-policy.
 
-    A column is changed by a function of its rows, in place.
+    A change is a column, a slice of its rows (and of their tokens), and their value; of scalars a factor.
     """
-    random = Random(3)
-    rollout = [[-3 * random.random() - 0.01 for _ in range(20)] for _ in range(30)]
-    old, current = (
-        [[min(x + random.gauss(0, s), 0.0) for x in row] for row in rollout] for s in (0.02, 0.03)
-    )
-    columns = {
-        "rollout_log_probs": rollout,
-        "old_log_probs": old,
-        "current_log_probs": current,
-        "advantages": [random.gauss(0, 1) for _ in rollout],
-        "rewards": [random.random() for _ in rollout],
-        "group_id": [row // 2 for row in range(30)],
-        "step": [row // 10 for row in range(30)],
-    }
-    for name, change in changed.items():
-        change(columns[name])
-    return columns
+    random, row = np.random.default_rng(3), np.arange(30)
+    rollout = -3 * random.random((30, 20)) - 0.01
+    logs = [np.minimum(rollout + random.normal(0, sd, (30, 20)), 0.0) for sd in (0.0, 0.02, 0.03)]
+    columns = {**dict(zip(LOGS_OF, logs, strict=True)), "group_id": row // 2, "step": row // 10}
+    columns |= {"advantages": random.normal(size=30), "rewards": random.random(30)}
+    for name, at, value in changes:
+        columns[name][at] = value if columns[name].ndim == 2 else columns[name][at] * value
+    return {name: x.tolist() for name, x in columns.items()}
 
 
-def whole(many, value):
-    """Return a function that sets `many` rows, evenly spaced, to a value."""
-    return lambda rows: rows.__setitem__(slice(None, None, 30 // many), [[value] * 20] * many)
-
-
-def each(every, value):
-    """Return a function that sets every so many tokens of all rows to a value."""
-    return lambda rows: [row.__setitem__(slice(None, None, every), [value] * -(-20 // every)) for row in rows]
-
-
-def scaled(by):
-    """Return a function that multiplies all values."""
-    return lambda values: values.__setitem__(slice(None), [by * x for x in values])
-
-
+ROLLOUT, OLD, CURRENT = LOGS_OF
+EVERY, TOKENS = np.s_[:], np.s_[:, ::7]
 BEYOND = {
     "slightly off-policy": steps(),
-    "five rows of old at -300": steps(old_log_probs=whole(5, -300.0)),
-    "five rows of rollout at -300": steps(rollout_log_probs=whole(5, -300.0)),
-    "five rows of old at -800": steps(old_log_probs=whole(5, -800.0)),
-    "all rows of old at -800": steps(old_log_probs=whole(30, -800.0)),
-    "all rows of rollout at -800": steps(rollout_log_probs=whole(30, -800.0)),
-    "single tokens of rollout at -9999": steps(rollout_log_probs=each(7, -9999.0)),
-    "single tokens of old at -9999": steps(old_log_probs=each(7, -9999.0)),
-    "three rows of current at -1e5": steps(current_log_probs=whole(3, -1e5)),
-    "three rows of old at -1e300": steps(old_log_probs=whole(3, -1e300)),
-    "sums beyond float64": steps(rollout_log_probs=whole(2, -1.7e308), old_log_probs=whole(3, -1.7e308)),
-    "advantages of 1e300": steps(advantages=scaled(1e300)),
-    "rewards of 1e308": steps(rewards=scaled(1e308)),
+    "five rows of old at -300": steps((OLD, np.s_[::6], -300.0)),
+    "five rows of rollout at -300": steps((ROLLOUT, np.s_[::6], -300.0)),
+    "five rows of old at -800": steps((OLD, np.s_[::6], -800.0)),
+    "all rows of old at -800": steps((OLD, EVERY, -800.0)),
+    "all rows of rollout at -800": steps((ROLLOUT, EVERY, -800.0)),
+    "single tokens of rollout at -9999": steps((ROLLOUT, TOKENS, -9999.0)),
+    "single tokens of old at -9999": steps((OLD, TOKENS, -9999.0)),
+    "three rows of current at -1e5": steps((CURRENT, np.s_[::10], -1e5)),
+    "three rows of old at -1e300": steps((OLD, np.s_[::10], -1e300)),
+    "sums beyond float64": steps((ROLLOUT, np.s_[::15], -1.7e308), (OLD, np.s_[::10], -1.7e308)),
+    "advantages of 1e300": steps(("advantages", EVERY, 1e300)),
+    "rewards of 1e308": steps(("rewards", EVERY, 1e308)),
 }
 
 
@@ -338,29 +263,30 @@ def test_what_the_overflow_guard_bounds_is_told(tmp_path):
         "ppl_rollout": pytest.approx(3 / 9),
         "ppl_train": pytest.approx(1 / 9),
         "ppl_ratio": pytest.approx(1 / 9),
-        **dict.fromkeys(
-            (
-                "k3",
-                "mean_ratio",
-                "chi2_token",
-                "tv",
-                "mult_prob_error",
-                "ess_tokens",
-                "max_weight_share",
-                "k3_top1_share",
-            ),
-            pytest.approx(4 / 9),
-        ),
+        **dict.fromkeys(("k3", "mean_ratio", "chi2_token", "tv", "mult_prob_error"), pytest.approx(4 / 9)),
+        **dict.fromkeys(("ess_tokens", "max_weight_share", "k3_top1_share"), pytest.approx(4 / 9)),
     }
     preset = found.preset("recompute")
     assert preset["k3"].clamped == pytest.approx(3 / 9)
     assert preset["ppl_ratio"].clamped == pytest.approx(1 / 9)
 
 
-def test_an_unbounded_weight_beyond_the_overflow_guard_is_told(tmp_path):
-    dump = {"rollout_log_probs": [[-800.0, -1.0]] * 9, "old_log_probs": [[-1.0, -1.0]] * 9}
-    result = run(tmp_path, dump, catalogue.load().resolve("ipo@0.2:policy=old,token_is"))
-    assert result.preset("ipo@0.2:policy=old")["weight_mean"].clamped == 0.5
+SHARES = {
+    "seq_is": (DUMPS["products beyond float64"], 1.0),
+    "token_is": (DUMPS["products beyond float64"], 0.0),
+    "geo_rs": (DUMPS["products beyond float64"], 0.0),
+    "ipo@0.2:policy=old": (
+        {"rollout_log_probs": [[-800.0, -1.0]] * 9, "old_log_probs": [[-1.0, -1.0]] * 9},
+        0.5,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_the_share_of_weights_that_a_safety_or_the_guard_bounds_is_told(tmp_path, name):
+    dump, share = SHARES[name]
+    result = run(tmp_path, dump, catalogue.load().resolve(name))
+    assert {result.preset(name)[one].clamped for one in ("ess_tokens", "weight_mean")} == {share}
 
 
 @pytest.mark.parametrize("lowest", [-400.0, -1e155, -1e300])

@@ -85,6 +85,13 @@ def test_a_divergence_is_what_mpmath_says(name):
         assert y == pytest.approx(float(x), rel=1e-14, abs=room), (delta, rollout)
 
 
+def test_a_probability_difference_from_a_sentinel_is_the_other_probability():
+    """log π_rollout + Δ is 0 there, not log π_train."""
+    log_train, log_rollout = np.array([-1.0, -1e30]), np.array([-1e30, -1.0])
+    found = formulas.probability_difference(log_train, log_rollout)
+    assert found.tolist() == [math.exp(-1), -math.exp(-1)]
+
+
 @pytest.mark.parametrize("name", EXACT)
 def test_equal_policies_have_no_divergence(name):
     q = np.array(ROLLOUT)

@@ -9,9 +9,9 @@ their sum cannot be rounded better.
 from __future__ import annotations
 
 import copy
-import importlib
 import re
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +55,10 @@ BY_TURN = tuple(
     for one in (*EACH, *MORE)
     if any(part and part.over == "segment" for part in (one.weight, *one.reject))
 )
+SAMPLED = ("position", "turn")
+"""Axes of responses as they were sampled."""
 RUN = Run(
-    version="0",
-    device="cpu",
-    seed=0,
-    replicates=256,
-    tokens=0,
-    sequences=0,
-    peak_rss_bytes=0,
-    seconds={"total": 0.0},
+    version="0", device="cpu", seed=0, replicates=256, tokens=0, sequences=0, peak_rss_bytes=0, seconds={}
 )
 
 
@@ -143,78 +138,44 @@ def analyzed(
 # ---------------------------------------------------------------- on policy
 
 
-@pytest.fixture(scope="module")
-def on_policy(rows, tmp_path_factory):
-    """Return the Result where all three policies are one."""
+IDENTITY = dict.fromkeys(("weight_mean", "weight_min", "weight_max", "ess_tokens", "ess_sequences"), 1)
+IDENTITY |= dict.fromkeys(("weight_std", "ppo_kl", "truncated_high", "truncated_low", "tokens_rejected"), 0)
+IDENTITY |= dict.fromkeys(("sequences_dropped", "sequences_touched", "catastrophic_tokens", "vetoed"), 0)
+NO_GAP = dict.fromkeys(("k1", "k2", "k3", "chi2_token", "chi2_sequence", "tv", "f_1_1", "prob_diff_max"), 0)
+NO_GAP |= {"log_ratio_std": 0, "khat_tokens": None, "pearson": pytest.approx(1.0, rel=1e-12)}
+NO_GAP |= dict.fromkeys(("mean_ratio", "ess_tokens", "ess_sequences", "ppl_ratio", "mult_prob_error"), 1)
+
+
+def test_an_on_policy_dump_is_left_alone_by_every_preset(rows, tmp_path):
     same = copy.deepcopy(rows)
     for row in same:
         row["old_log_probs"] = row["current_log_probs"] = row["rollout_log_probs"]
-    return analyzed([same], tmp_path_factory.mktemp("same"))
-
-
-def test_an_on_policy_dump_is_left_alone_by_every_preset(on_policy):
-    summary = on_policy
-    identity = {"weight_mean": 1, "weight_min": 1, "weight_max": 1, "ess_tokens": 1, "ess_sequences": 1}
-    identity |= {"weight_std": 0, "ppo_kl": 0}
-    identity |= dict.fromkeys(("truncated_high", "truncated_low", "tokens_rejected", "vetoed"), 0)
-    identity |= dict.fromkeys(("sequences_dropped", "sequences_touched", "catastrophic_tokens"), 0)
+    summary = analyzed([same], tmp_path)
     for name in summary.presets:
-        assert {key: summary.preset(name)[key].value for key in identity} == identity, name
+        assert {key: summary.preset(name)[key].value for key in IDENTITY} == IDENTITY, name
     for prefix in oracles.DRIFTS:
-        zero = (
-            "k1",
-            "k2",
-            "k3",
-            "chi2_token",
-            "chi2_sequence",
-            "tv",
-            "f_1_1",
-            "prob_diff_max",
-            "log_ratio_std",
-        )
-        one = ("mean_ratio", "ess_tokens", "ess_sequences", "ppl_ratio", "mult_prob_error")
-        assert {summary.whole[prefix + name].value for name in zero} == {0.0}
-        assert {summary.whole[prefix + name].value for name in one} == {1.0}
-        assert summary.whole[prefix + "khat_tokens"].value is None
-        assert summary.whole[prefix + "pearson"].value == pytest.approx(1.0, rel=1e-12)
+        assert {name: summary.whole[prefix + name].value for name in NO_GAP} == NO_GAP
 
 
 # ---------------------------------------------------------------- cutting, order
 
 
-@pytest.mark.parametrize("cut", ["row groups of 1", "row groups of 7", "shuffled files"])
-def test_cutting_the_dump_changes_no_number(rows, whole, tmp_path, cut):
-    shuffled = [rows[(7 * i + 1) % 24] for i in range(24)]
-    summary = {
-        "row groups of 1": lambda: analyzed([rows], tmp_path, row_group=1, batch_tokens=1),
-        "row groups of 7": lambda: analyzed([rows], tmp_path, row_group=7),
-        "shuffled files": lambda: analyzed(
-            [shuffled[:9], shuffled[9:10], shuffled[10:]], tmp_path, batch_tokens=300
-        ),
-    }[cut]()
+CUTS = {
+    "row groups of 1": ([range(24)], {"row_group": 1, "batch_tokens": 1}),
+    "row groups of 7": ([range(24)], {"row_group": 7}),
+    "shuffled files": (np.split((7 * np.arange(24) + 1) % 24, [9, 10]), {"batch_tokens": 300}),
+}
 
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_cutting_the_dump_changes_no_number(rows, whole_and_rows, tmp_path, cut):
+    (whole, whole_rows), (files, how) = whole_and_rows, CUTS[cut]
+    table = tmp_path / "rows.parquet"
+    summary = analyzed([[rows[at] for at in file] for file in files], tmp_path, sequences=table, **how)
     assert different(whole, summary) == {}
     assert summary.worst == whole.worst
-
-
-@pytest.mark.parametrize("most", [5, 24])
-def test_a_batch_observed_in_parts_is_the_same(rows, whole_and_rows, tmp_path, monkeypatch, most):
-    whole, whole_rows = whole_and_rows
-    sizes: list[int] = []
-    module = importlib.import_module("offpol_diag.core.observe")
-    observed = module.observed
-
-    def counted(study: Study, batch: Any, *more: Any) -> Any:
-        sizes.append(batch.sequences)
-        return observed(study, batch, *more)
-
-    monkeypatch.setattr(module, "observed", counted)
-    monkeypatch.setattr(module, "ROWS", most * len((*EACH, *MORE)))
-    table = tmp_path / "rows.parquet"
-    assert not different(analyzed([rows], tmp_path, sequences=table), whole)
-    assert (len(sizes), sum(sizes)) == (-(-24 // most), 24)
-    assert max(sizes) - min(sizes) <= 1
-    assert same_rows(pq.read_table(table), whole_rows)
+    order = np.argsort(np.concatenate(files))
+    assert same_rows(pq.read_table(table).take(order), whole_rows)
 
 
 def same_rows(one: pa.Table, two: pa.Table) -> bool:
@@ -284,26 +245,17 @@ def read(study: Any, whole: State, like: Result) -> Result:
 
 def test_packed_sequences_count_as_they_do_alone(rows, whole, tmp_path):
     study, alone = states(rows, tmp_path)
-    merged = alone[0]
-    for one in alone[1:]:
-        merged = merged.merge(one)
-    found = read(study, merged, whole)
-
+    found = read(study, reduce(State.merge, alone), whole)
     assert len(ALONE) > 30
     assert different(only(whole, found.presets), found) == {}
 
 
 def test_states_merge_in_any_order_and_nesting(rows, whole, tmp_path):
     study, alone = states(rows, tmp_path, EACH[:8])
-    backwards = alone[-1]
-    for one in alone[-2::-1]:
-        backwards = one.merge(backwards)
-    level = alone
+    backwards, level = reduce(lambda merged, one: one.merge(merged), alone[::-1]), alone
     while len(level) > 1:  # a tree, the right operand first
-        level = [b.merge(a) for a, b in zip(level[::2], level[1::2], strict=False)] + level[
-            len(level) // 2 * 2 :
-        ]
-
+        pairs = zip(level[::2], level[1::2], strict=False)
+        level = [b.merge(a) for a, b in pairs] + level[len(level) // 2 * 2 :]
     assert different(read(study, backwards, whole), read(study, level[0], whole)) == {}
 
 
@@ -314,15 +266,12 @@ def test_a_masked_token_counts_like_one_that_is_not_there(rows, whole, tmp_path)
         live = [t for t, m in enumerate(row["response_mask"]) if m]
         short = {n: [v[t] for t in live] if isinstance(v, list) else v for n, v in row.items()}
         dropped.append({name: value for name, value in short.items() if name != "response_mask"})
-    summary = analyzed([dropped], tmp_path)
-    positions = {"position"}
-    first = whole.model_copy(update={"axes": {k: v for k, v in whole.axes.items() if k not in positions}})
-    second = summary.model_copy(
-        update={"axes": {k: v for k, v in summary.axes.items() if k not in positions}}
-    )
-
+    each = [
+        one.model_copy(update={"axes": {k: v for k, v in one.axes.items() if k not in SAMPLED}})
+        for one in (whole, analyzed([dropped], tmp_path))
+    ]
     turned = f"^(low |high )?({'|'.join(map(re.escape, BY_TURN))}): |_segment_"
-    assert different(first, second, but=f"{turned}|pg_loss_seq_norm") == {}
+    assert different(*each, but=f"{turned}|pg_loss_seq_norm") == {}
 
 
 def test_masked_values_are_never_read(rows, whole, tmp_path):
@@ -356,11 +305,12 @@ def test_a_wider_truncation_never_lowers_the_mean_weight(rows, tmp_path):
 
 
 def test_a_tighter_band_never_rejects_fewer_tokens(rows, tmp_path):
+    near = [(0.0, 2.0), (0.0, 0.1), (1e-5, 0.01), (1e-4, 1e-3)]
     bands = {
         "ratio": [(0.2, 6.0), (0.6, 1.7), (0.9, 1.1), (0.98, 1.03)],
         "k1": [(-2.0, 2.0), (-0.6, 0.5), (-0.1, 0.1), (-0.01, 0.02)],
-        "k2": [(0.0, 2.0), (0.0, 0.1), (1e-5, 0.01), (1e-4, 1e-3)],
-        "k3": [(0.0, 2.0), (0.0, 0.1), (1e-5, 0.01), (1e-4, 1e-3)],
+        "k2": near,
+        "k3": near,
         "tv": [(0.0, 2.0), (0.0, 0.2), (1e-5, 0.1), (1e-4, 1e-2)],
         "prob_diff": [(-0.9, 0.9), (-0.3, 0.2), (-0.1, 0.1), (-0.01, 0.005)],
     }

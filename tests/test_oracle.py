@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -353,8 +353,18 @@ def test_any_preset_of_the_grammar_does_what_the_textbook_does(grammar, many):
 # ---------------------------------------------------------------- by hand
 
 
+class ByHand(NamedTuple):
+    """Sequences of given log-ratios, rollout 0 and old Δ: exact; and what a preset does to them."""
+
+    rows: list[list[float]]
+    preset: Preset
+    table: dict[str, list[Any]] = {}  # noqa: RUF012 - of sequences, by column
+    numbers: dict[str, float | None] = {}  # noqa: RUF012
+    masks: list[list[int]] | None = None
+
+
 def tried(tmp_path: Any, rows: list[list[float]], preset: Preset, masks: Any = None, **more: Any) -> Any:
-    """Compute a preset's metrics and table on sequences of given log-ratios (rollout 0, old Δ: exact)."""
+    """Compute a preset's numbers and its table of sequences."""
     made = [
         {
             "rollout_log_probs": [0.0] * len(deltas),
@@ -374,48 +384,110 @@ def tried(tmp_path: Any, rows: list[list[float]], preset: Preset, masks: Any = N
     )
 
 
-def ruled(*rules: Reject, **more: Any) -> Preset:
-    return Preset("rule", "", reject=rules, **more)
+def rule(*args: Any, veto: Veto | None = None, weight: Weight | None = None, **how: Any) -> Preset:
+    return Preset("rule", "", reject=(Reject(*args, **how),), veto=veto, weight=weight)
 
 
-@pytest.mark.parametrize(
-    ("over", "bound"),
-    [*(("token", bound) for bound in (0.5, 2.0, 1e-4, 1.001)), *((over, 5.0) for over in get_args(Over)[:6])],
-)
-def test_a_ratio_exactly_at_a_bound_is_kept_and_one_step_beyond_is_not(tmp_path, over, bound):
+def weight(*args: Any, **how: Any) -> Preset:
+    return Preset("weight", "", weight=Weight(*args, **how))
+
+
+def around(bound: float) -> list[list[float]]:
+    """Return a Δ at a bound of r, and those a step above and below it."""
     at = math.log(bound)
-    rows = [[at], [math.nextafter(at, math.inf)], [math.nextafter(at, -math.inf)]]
-    _, upper = tried(tmp_path, rows, ruled(Reject("ratio", over, upper=bound)))
-    _, lower = tried(tmp_path, rows, ruled(Reject("ratio", over, lower=bound)))
-
-    assert upper["kept_tokens"] == [1, 0, 1]
-    assert lower["kept_tokens"] == [1, 1, 0]
+    return [[at], [math.nextafter(at, math.inf)], [math.nextafter(at, -math.inf)]]
 
 
-def test_the_bounds_of_divergences_are_inclusive_and_mean_what_they_say(tmp_path):
-    rows = [[-0.5], [0.25], [-0.25], [0.5]]
-    kept = {
-        "k1": tried(tmp_path, rows, ruled(Reject("k1", lower=-0.25, upper=0.25)))[1]["kept_tokens"],
-        "k2": tried(tmp_path, rows, ruled(Reject("k2", upper=0.03125)))[1]["kept_tokens"],
-        "k3": tried(tmp_path, rows, ruled(Reject("k3", upper=math.expm1(0.25) - 0.25)))[1]["kept_tokens"],
-        "tv": tried(tmp_path, rows, ruled(Reject("tv", lower=math.expm1(0.25) / 2)))[1]["kept_tokens"],
-        "prob_diff": tried(tmp_path, rows, ruled(Reject("prob_diff", upper=0.0)))[1]["kept_tokens"],
-    }
-    assert kept == {
-        "k1": [0, 1, 1, 0],
-        "k2": [0, 1, 1, 0],
-        "k3": [0, 1, 1, 0],  # k3(−1/2) = 0.107 is above k3(1/4) = 0.034
-        "tv": [1, 1, 0, 1],  # tv(−1/4) = 0.111 is below tv(1/4) = 0.142
-        "prob_diff": [1, 0, 1, 0],  # signed: π_train − π_rollout
-    }
+def kept(*tokens: int) -> dict[str, list[Any]]:
+    return {"kept_tokens": [*tokens]}
 
 
-def test_k3_is_judged_exactly_where_exp_would_have_lost_it(tmp_path):
-    """k3 of 1e-7 nats is 5.00000017e-15; e^Δ − 1 − Δ is off by 1e-16 of 1, which is 2% of that."""
-    rule = Reject("k3", lower=4.99999e-15, upper=5.00001e-15)
-    _, table = tried(tmp_path, [[1e-7] * 3, [-1e-7] * 3, [1.01e-7]], ruled(rule))
+def sums(*weights: float) -> dict[str, list[Any]]:
+    return {"weight_sum": [pytest.approx(x) for x in weights]}
 
-    assert table["kept_tokens"] == [3, 3, 0]
+
+E, SIGNED_ROWS = math.exp, [[-0.5], [0.25], [-0.25], [0.5]]
+FACTORS = [[15.0, 15.0, -12.0], [-25.0, 10.0], [15.0, 15.0]]
+TURNS, HOLES = [[1.0, 3.0, 99.0, -2.0, 99.0, 0.5]], [[1, 1, 0, 1, 0, 1]]
+EDGES = [("token", bound) for bound in (0.5, 2.0, 1e-4, 1.001)] + [(over, 5.0) for over in get_args(Over)[:6]]
+BY_HAND = {
+    **{f"at an upper {x} of {over}": ByHand(around(x), rule("ratio", over, upper=x), kept(1, 0, 1))
+       for over, x in EDGES},
+    **{f"at a lower {x} of {over}": ByHand(around(x), rule("ratio", over, lower=x), kept(1, 1, 0))
+       for over, x in EDGES},
+    "k1, bounds inclusive": ByHand(SIGNED_ROWS, rule("k1", lower=-0.25, upper=0.25), kept(0, 1, 1, 0)),
+    "k2": ByHand(SIGNED_ROWS, rule("k2", upper=0.03125), kept(0, 1, 1, 0)),
+    # k3(−1/2) = 0.107 is above k3(1/4) = 0.034, tv(−1/4) = 0.111 below tv(1/4) = 0.142
+    "k3": ByHand(SIGNED_ROWS, rule("k3", upper=math.expm1(0.25) - 0.25), kept(0, 1, 1, 0)),
+    "tv": ByHand(SIGNED_ROWS, rule("tv", lower=math.expm1(0.25) / 2), kept(1, 1, 0, 1)),
+    "π_train − π_rollout": ByHand(SIGNED_ROWS, rule("prob_diff", upper=0.0), kept(1, 0, 1, 0)),
+    # k3 of 1e-7 nats is 5.00000017e-15; e^Δ − 1 − Δ is off by 1e-16 of 1, which is 2% of that
+    "k3 where exp would have lost it": ByHand(
+        [[1e-7] * 3, [-1e-7] * 3, [1.01e-7]], rule("k3", lower=4.99999e-15, upper=5.00001e-15), kept(3, 3, 0)
+    ),
+    # Δ = 10 has k3 = 22015: bounding the *statistic* by 20 nats would let it pass a bound of 25
+    **{f"a safety hides no {name} beyond its bound, {at}": ByHand(
+        [[10.0, 0.0]], rule(name, upper=25.0, safety=20.0, safety_at=at), kept(1))
+       for name in ("k2", "k3", "tv") for at in ("aggregate", "token")},
+    "a token at the veto's bound is no catastrophe": ByHand(
+        [[0.0, at] for (at,) in around(1e-4)],
+        Preset("veto", "", veto=Veto(lower=1e-4)),
+        {"vetoed": [False, False, True], **kept(2, 2, 0)},
+        {"vetoed": 1 / 3, "catastrophic_tokens": 1 / 6},
+    ),
+    "the veto reads the unclamped ratio": ByHand(
+        [[-30.0], [-10.0]],
+        rule("ratio", "sum", lower=1e-9, upper=1e9, safety=20.0, veto=Veto(lower=1e-12)),
+        {"vetoed": [True, False], **kept(0, 1)},
+    ),
+    "a safety of the product": ByHand(FACTORS, weight("sum", "none"), sums(3 * E(18), 2 * E(-15), 2 * E(20))),
+    "a safety of its factors": ByHand(
+        FACTORS, weight("sum", "none", safety_at="token"), sums(3 * E(18), 2 * E(-10), 2 * E(30))
+    ),
+    "no safety": ByHand(FACTORS, weight("sum", "none", safety=None), sums(3 * E(18), 2 * E(-15), 2 * E(30))),
+    "a segment is a turn between holes of the mask": ByHand(
+        TURNS, weight("segment", "none"), sums(2 * E(2) + E(-2) + E(0.5)), {"weight_max": E(2)}, HOLES
+    ),
+    "a rule on turns": ByHand(TURNS, rule("ratio", "segment", upper=5.0), kept(2), masks=HOLES),
+    "sequences that are all masked count nowhere": ByHand(
+        [[0.1, 0.2], [9.0, 9.0], []],
+        rule("k2", "mean", lower=1e-6, upper=0.1, weight=Weight("sum", upper=2.0)),
+        kept(2, 0, 0) | sums(2 * E(0.3), 0.0, 0.0),
+        {"sequences_dropped": 0, "sequences_touched": 0, "tokens_rejected": 0, "ess_sequences": 1.0},
+        [[1, 1], [0, 0], []],
+    ),
+    # An off-by-one puts every product at e^-20, and 1 − 1 + 4e-18 is no way to reach Σw² of those.
+    "weights that are all tiny": ByHand(
+        [[-50.0, -7.0], [-80.0], [-70.0]] * 3,
+        weight("sum", upper=2.0),
+        numbers={"weight_mean": E(-20), "ess_tokens": 1.0, "ess_sequences": 1.0},
+    ),
+    "normalising weights that are all zero divides by nothing": ByHand(
+        [[3.0, -3.0]],
+        weight("token", "mask", lower=0.5, upper=2.0, normalize=True),
+        sums(0.0),
+        {"weight_mean": 0.0, "weight_max": 0.0, "ess_tokens": None},
+    ),
+    # Trainers that compute in float32 drop a weight that it cannot hold, or limit it.
+    **{f"{action} of weights beyond float32, {how}": ByHand(
+        [[88.0, 89.0, 0.1]],
+        weight("token", action, safety=None, overflow=how, **bounds),
+        sums(sum(ends[: 1 if how == "zero" else 2]) + E(0.1)) | kept(3))
+       for action, bounds, ends in (
+           ("truncate", {"lower": 0.5, "upper": 2.0}, (2.0, 2.0)),
+           ("mask", {"lower": 0.5, "upper": 2.0}, (0.0, 0.0)),
+           ("none", {}, (E(88), E(89))))
+       for how in ("zero", "limit")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_preset_does_by_hand_what_it_does(tmp_path, name):
+    case = BY_HAND[name]
+    numbers, table = tried(tmp_path, case.rows, case.preset, case.masks)
+    assert {column: table[column] for column in case.table} == case.table
+    for metric, want in case.numbers.items():
+        assert numbers[metric] == (want and pytest.approx(want, rel=1e-12, abs=0)), metric
 
 
 def test_a_drift_of_a_billionth_is_measured_to_nine_digits(tmp_path):
@@ -427,95 +499,6 @@ def test_a_drift_of_a_billionth_is_measured_to_nine_digits(tmp_path):
     assert found["chi2_sequence"].value == pytest.approx(math.expm1(-1e-8), rel=1e-9, abs=0)
     assert found["tv"].value == pytest.approx(-math.expm1(-1e-9) / 2, rel=1e-9, abs=0)
     assert found["prob_diff_mean"].value == pytest.approx(-math.expm1(-1e-9), rel=1e-9, abs=0)
-
-
-def test_a_token_at_the_vetos_bound_is_no_catastrophe(tmp_path):
-    at = math.log(1e-4)
-    rows = [[0.0, at], [0.0, math.nextafter(at, -math.inf)], [0.0, math.nextafter(at, 0.0)]]
-    metrics, table = tried(tmp_path, rows, Preset("veto", "", veto=Veto(lower=1e-4)))
-
-    assert table["vetoed"] == [False, True, False]
-    assert table["kept_tokens"] == [2, 0, 2]
-    assert metrics["vetoed"] == pytest.approx(1 / 3)
-    assert metrics["catastrophic_tokens"] == pytest.approx(1 / 6)
-
-
-def test_the_veto_reads_the_unclamped_ratio(tmp_path):
-    rule = Reject("ratio", "sum", lower=1e-9, upper=1e9, safety=20.0)
-    _, table = tried(tmp_path, [[-30.0], [-10.0]], ruled(rule, veto=Veto(lower=1e-12)))
-
-    assert table["vetoed"] == [True, False]
-    assert table["kept_tokens"] == [0, 1]
-
-
-def test_the_safety_bound_acts_on_the_product_or_on_each_of_its_factors(tmp_path):
-    rows = [[15.0, 15.0, -12.0], [-25.0, 10.0]]
-    late = tried(tmp_path, rows, Preset("late", "", weight=Weight("sum", "none")))[1]["weight_sum"]
-    early = tried(tmp_path, rows, Preset("early", "", weight=Weight("sum", "none", safety_at="token")))[1][
-        "weight_sum"
-    ]
-    never = tried(tmp_path, rows, Preset("never", "", weight=Weight("sum", "none", safety=None)))[1][
-        "weight_sum"
-    ]
-
-    assert late == pytest.approx([3 * math.exp(18), 2 * math.exp(-15)])
-    assert early == pytest.approx([3 * math.exp(18), 2 * math.exp(-10)])
-    assert never == pytest.approx([3 * math.exp(18), 2 * math.exp(-15)])
-    assert tried(tmp_path, [[15.0, 15.0]], Preset("late", "", weight=Weight("sum", "none")))[1][
-        "weight_sum"
-    ] == [pytest.approx(2 * math.exp(20))]
-
-
-@pytest.mark.parametrize("at", ["aggregate", "token"])
-@pytest.mark.parametrize("statistic", ["k2", "k3", "tv"])
-def test_a_safety_never_hides_a_divergence_beyond_its_bound(tmp_path, statistic, at):
-    """Δ = 10 has k3 = 22015: bounding the *statistic* by 20 nats would let it pass a bound of 25."""
-    rule = Reject(statistic, "token", upper=25.0, safety=20.0, safety_at=at)
-    _, table = tried(tmp_path, [[10.0, 0.0]], ruled(rule))
-
-    assert table["kept_tokens"] == [1]
-
-
-def test_a_segment_is_a_turn_between_holes_of_the_mask(tmp_path):
-    deltas, mask = [1.0, 3.0, 99.0, -2.0, 99.0, 0.5], [1, 1, 0, 1, 0, 1]
-    weight = Weight("segment", "none")
-    metrics, table = tried(tmp_path, [deltas], Preset("turn", "", weight=weight), [mask])
-
-    assert table["weight_sum"] == pytest.approx([2 * math.exp(2.0) + math.exp(-2.0) + math.exp(0.5)])
-    assert metrics["weight_max"] == pytest.approx(math.exp(2.0))
-    _, kept = tried(tmp_path, [deltas], ruled(Reject("ratio", "segment", upper=5.0)), [mask])
-    assert kept["kept_tokens"] == [2]
-
-
-def test_sequences_that_are_all_masked_count_nowhere(tmp_path):
-    rows, masks = [[0.1, 0.2], [9.0, 9.0], []], [[1, 1], [0, 0], []]
-    rule = Reject("k2", "mean", lower=1e-6, upper=0.1)
-    metrics, table = tried(tmp_path, rows, ruled(rule, weight=Weight("sum", upper=2.0)), masks)
-
-    assert table["kept_tokens"] == [2, 0, 0]
-    assert table["weight_sum"] == pytest.approx([2 * math.exp(0.3), 0.0, 0.0])
-    assert metrics["sequences_dropped"] == metrics["sequences_touched"] == metrics["tokens_rejected"] == 0
-    assert metrics["ess_sequences"] == pytest.approx(1.0)
-
-
-def test_weights_that_are_all_tiny_have_their_mean_and_ess(tmp_path):
-    """An off-by-one puts every product ratio at e^-20, and 1 − 1 + 4e-18 is no way to reach Σw² of those."""
-    metrics, _ = tried(
-        tmp_path, [[-50.0, -7.0], [-80.0], [-70.0]] * 3, Preset("seq", "", weight=Weight("sum", upper=2.0))
-    )
-
-    assert metrics["weight_mean"] == pytest.approx(math.exp(-20), rel=1e-12, abs=0)
-    assert metrics["ess_tokens"] == pytest.approx(1.0, rel=1e-12)
-    assert metrics["ess_sequences"] == pytest.approx(1.0, rel=1e-12)
-
-
-def test_normalising_weights_that_are_all_zero_divides_by_nothing(tmp_path):
-    weight = Weight("token", "mask", lower=0.5, upper=2.0, normalize=True)
-    metrics, table = tried(tmp_path, [[3.0, -3.0]], Preset("zero", "", weight=weight))
-
-    assert (metrics["weight_mean"], metrics["weight_max"]) == (0.0, 0.0)
-    assert metrics["ess_tokens"] is None
-    assert table["weight_sum"] == [0.0]
 
 
 def test_normalisation_scales_no_loss_that_has_no_weight(tmp_path):
@@ -530,25 +513,6 @@ def test_normalisation_scales_no_loss_that_has_no_weight(tmp_path):
     assert tried(tmp_path, [[-0.2, -0.1]], Preset("norm", "", weight=scaled, **given), **more)[0][
         "pg_loss"
     ] == (pytest.approx(plain[0]["pg_loss"], rel=1e-12))
-
-
-@pytest.mark.parametrize(("action", "band"), [("truncate", (0.5, 2.0)), ("mask", (0.5, 2.0)), ("none", ())])
-def test_a_weight_that_float32_cannot_hold_is_dropped_where_the_trainer_does(tmp_path, action, band):
-    rows = [[88.0, 89.0, 0.1]]
-    bounds = dict(zip(("lower", "upper"), band, strict=False))
-    dropped, limited = (
-        tried(
-            tmp_path,
-            rows,
-            Preset("p", "", weight=Weight("token", action, safety=None, overflow=how, **bounds)),
-        )
-        for how in ("zero", "limit")
-    )
-    ends = {"truncate": (2.0, 2.0), "mask": (0.0, 0.0), "none": (math.exp(88.0), math.exp(89.0))}[action]
-
-    assert dropped[1]["weight_sum"] == [pytest.approx(ends[0] + math.exp(0.1))]
-    assert limited[1]["weight_sum"] == [pytest.approx(sum(ends) + math.exp(0.1))]
-    assert dropped[1]["kept_tokens"] == [3]
 
 
 def test_chi2_of_sequences_that_overflows_is_told_by_its_log10(tmp_path):

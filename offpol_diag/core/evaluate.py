@@ -19,17 +19,17 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def once(method: Method) -> Method:
-    """Compute a method of an evaluator once per arguments, given by position."""
+    """Compute a method of an evaluator once per arguments, given by position; an array stands for itself."""
     defaults = method.__defaults__ or ()
     most = method.__code__.co_argcount - 1
 
     @wraps(method)
-    def cached(self: Evaluator, *args: Hashable) -> Any:
+    def cached(self: Evaluator, *args: Any) -> Any:
         args += defaults[len(defaults) - most + len(args) :]
-        key = method, *args
+        key = method, *[id(one) if type(one).__hash__ is None else one for one in args]
         if key not in self.known:
-            self.known[key] = method(self, *args)
-        return self.known[key]
+            self.known[key] = method(self, *args), args  # holds the arrays, so that no other gets their id
+        return self.known[key][0]
 
     return cast(Method, cached)
 
@@ -176,7 +176,7 @@ class Evaluator:
     @once
     def passing_tokens(self, mask: TokenMask) -> Array | None:
         """Flag the tokens that pass the rules on tokens, [T]; None without a rule."""
-        return _all(self.passes(rule) for rule in mask.rules)
+        return _all(self.passes(rule) for rule in mask)
 
     @once
     def passing_sequences(self, mask: SequenceMask) -> Array | None:

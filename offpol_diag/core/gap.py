@@ -154,14 +154,9 @@ class Terms:
         return self.tokens.xp.abs(self.delta)
 
     @cached_property
-    def reach(self) -> float:
-        """Largest |Δ|; 0 without a token. A GPU must be waited for."""
-        return float(self.size.max()) if len(self.size) else 0.0
-
-    @cached_property
     def far(self) -> Array:
         """Indices of tokens with |Δ| > `FAR`, rising, [N] int64; of numpy's arrays only."""
-        return np.flatnonzero(self.size > FAR) if self.reach > FAR else np.zeros(0, np.int64)
+        return np.flatnonzero(self.size > FAR)
 
     @cached_property
     def r1(self) -> Array:

@@ -107,16 +107,12 @@ class VetoBounds:
     upper: float
 
 
-@dataclass(frozen=True, eq=False)
-class TokenMask:
-    """Tokens that pass rules which look at tokens."""
-
-    rules: tuple[Rule, ...]
+TokenMask = tuple[Rule, ...]
+"""Rules that look at tokens."""
 
 
-@dataclass(frozen=True, eq=False)
-class SequenceMask:
-    """Sequences that pass rules which look at whole sequences, and a veto."""
+class SequenceMask(NamedTuple):
+    """Rules that look at whole sequences, and a veto."""
 
     rules: tuple[Rule, ...]
     veto: VetoBounds | None
@@ -179,8 +175,8 @@ def steps(preset: Preset) -> Steps:
     return Steps(
         policy,
         None if preset.weight is None else weighting(policy, preset.weight),
-        _token_mask(tuple(one for one in rules if one.reject.on_tokens)),
-        _sequence_mask(
+        tuple(one for one in rules if one.reject.on_tokens),
+        SequenceMask(
             tuple(one for one in rules if not one.reject.on_tokens),
             None if preset.veto is None else veto_bounds(policy, preset.veto),
         ),
@@ -230,16 +226,6 @@ def rule(policy: Policy, reject: Reject) -> Rule:
 def veto_bounds(policy: Policy, veto: Veto) -> VetoBounds:
     """Return a veto with numbers for bounds; no safety keeps them out of reach."""
     return VetoBounds(policy, *log_bounds(veto.lower, veto.upper))
-
-
-@one_object
-def _token_mask(rules: tuple[Rule, ...]) -> TokenMask:
-    return TokenMask(rules)
-
-
-@one_object
-def _sequence_mask(rules: tuple[Rule, ...], veto: VetoBounds | None) -> SequenceMask:
-    return SequenceMask(rules, veto)
 
 
 @one_object
@@ -295,14 +281,7 @@ PER = {
 
 
 class Numbers(NamedTuple):
-    """One bounded part of a preset.
-
-    Attributes:
-        part: the part of the preset.
-        of: what is bounded, per token, turn or sequence.
-        lower: the number below which it is outside, or what it is held to; −inf for none.
-        upper: the number above which it is outside; inf for none.
-    """
+    """A part of a preset, what it bounds per token, turn or sequence, and the bounds; ±inf for none."""
 
     part: str
     of: str

@@ -64,20 +64,25 @@ class Sums(Evaluator):
         passing = self.passing_sequences(sequences)
         return None if passing is None else floats(passing)
 
+    @once
     def product(self, x: Array, sequences: SequenceMask) -> Array:
         """Return a number of each sequence, 0 where it is dropped; the array itself without a rule."""
         mask = self.sequence_mask(sequences)
-        if mask is None:
-            return x
-        key = "product", id(x), sequences
-        if key not in self.known:
-            self.known[key] = x, x * mask  # keeps x, so that no other array gets its id
-        return self.known[key][1]
+        return x if mask is None else x * mask
 
+    @once
     def over(self, x: Array, tokens: TokenMask) -> Array:
         """Sum x [T] over the tokens that pass the rules on tokens."""
         mask = self.mask(tokens)
         return self.sequences.sum(x if mask is None else x * mask)
+
+    @once
+    def flagged(self, flags: Array | None, tokens: TokenMask) -> Array:
+        """Count flags [T] of tokens that pass the rules on tokens; None is no flag."""
+        if flags is None:
+            return self.none
+        passing = self.passing_tokens(tokens)
+        return self.sequences.count(flags if passing is None else flags & passing)
 
     # ------------------------------------------------------------ tokens that are kept
 
@@ -106,19 +111,10 @@ class Sums(Evaluator):
         k3: Σ(r − 1 − Δ), nats; ppl: exp(−mean Δ) − 1.
         """
         kept, left, _ = self.of_kept(tokens, sequences).values()
-        mean = self.delta(policy, tokens) / self.xp.clip(kept, 1.0, None)
+        k3, delta = (self.over(x, tokens) for x in (self.finite_k3(policy), self.log_ratio(policy)))
+        mean = delta / self.xp.clip(kept, 1.0, None)
         ppl = self.xp.expm1(self.xp.clip(-mean, None, LARGEST_SUM)) * left
-        return {"k3": self.product(self.sum_k3(policy, tokens), sequences), "ppl": ppl}
-
-    @once
-    def delta(self, policy: Policy, tokens: TokenMask) -> Array:
-        """Sum Δ over tokens that pass the rules on tokens."""
-        return self.over(self.log_ratio(policy), tokens)
-
-    @once
-    def sum_k3(self, policy: Policy, tokens: TokenMask) -> Array:
-        """Sum k3 over them."""
-        return self.over(self.finite_k3(policy), tokens)
+        return {"k3": self.product(k3, sequences), "ppl": ppl}
 
     @once
     def finite_k3(self, policy: Policy, anchor: Policy = "rollout") -> Array:
@@ -190,7 +186,7 @@ class Sums(Evaluator):
         every, mask, runs = self.weight(weight), self.mask(tokens), self.sequences
         w, w1, smallest = self.weight_of_kept(weight, tokens), every - 1.0, every
         if mask is not None:
-            w1, smallest = w1 * mask, every + self.barrier(tokens)
+            w1, smallest = w1 * mask, every + (1.0 - mask) * 1e300  # above every weight where it is rejected
         weighted = runs.count(w != 0.0) if weight.may_be_zero else self.many(tokens)
         sums = runs.sum(w), runs.sum(w * w), runs.sum(w1), runs.sum(w1 * w1)
         return *sums, weighted, runs.min(smallest), runs.max(w)
@@ -200,12 +196,6 @@ class Sums(Evaluator):
         """Return weights of tokens, 0 of those that are rejected, [T]."""
         mask = self.mask(tokens)
         return self.weight(weight) if mask is None else self.weight(weight) * mask
-
-    @once
-    def barrier(self, tokens: TokenMask) -> Array:
-        """Return 0 for tokens that pass, and for others a number above every weight: for minima, [T]."""
-        mask: Array = self.mask(tokens)
-        return (1.0 - mask) * 1e300
 
     @once
     def over_all(self, weight: Weighting | None) -> Array:
@@ -240,14 +230,14 @@ class Sums(Evaluator):
             summed = self.product(self.of_token_losses(loss, weight, tokens), sequences)
         else:
             summed = self.product(self.of_token_losses(loss, None, tokens), sequences) * self.weight(weight)
+        made, kl = self.loss(loss), self.loss_kl(loss.anchor, loss.kl_within)
         kept = self.of_kept(tokens, sequences)["kept"]
-        made = self.loss(loss)
         return {
             "loss": summed,
             "loss_mean": summed / self.xp.clip(kept, 1.0, None),
             "clipped": self.product(self.flagged(made.clipped, tokens), sequences),
             "dual_clipped": self.product(self.flagged(made.dual_clipped, tokens), sequences),
-            "kl": self.product(self.kl(loss.anchor, loss.kl_within, tokens), sequences),
+            "kl": self.product(self.over(kl, tokens), sequences),
         }
 
     @once
@@ -262,18 +252,3 @@ class Sums(Evaluator):
     def finite_loss(self, loss: PolicyLoss) -> Array:
         """Compute a policy loss, held to the largest float64 where it overflows, [T]."""
         return self.xp.clip(self.loss(loss).value, -LARGEST, LARGEST)
-
-    def flagged(self, flags: Array | None, tokens: TokenMask) -> Array:
-        """Count flags [T] of tokens that pass the rules on tokens; None is no flag."""
-        if flags is None:
-            return self.none
-        key = "flagged", id(flags), tokens
-        if key not in self.known:
-            passing = self.passing_tokens(tokens)
-            self.known[key] = flags, self.sequences.count(flags if passing is None else flags & passing)
-        return self.known[key][1]
-
-    @once
-    def kl(self, anchor: Policy, within: float, tokens: TokenMask) -> Array:
-        """Sum −u over tokens that pass the rules on tokens."""
-        return self.over(self.loss_kl(anchor, within), tokens)
