@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -289,6 +290,16 @@ def test_what_cannot_be_compared_is_one_error(dump, words, error, tmp_path, monk
 
 
 # ---------------------------------------------------------------- what is written
+
+
+def test_numbers_are_printed_of_some_steps_and_with_v_of_every_one(dump, said):
+    brief = ran(dump, "--for", "verl", "--presets", "token_is").output
+    every = ran(dump, "--for", "verl", "--presets", "token_is", "-v").output
+
+    ends = [f"{said[step][NAME]:.4g}" for step in (3, 4, 6)]
+    assert re.search(r"logged name +step 3 +step 4 +step 6\n", brief)
+    assert re.search(rf"{NAME} +{' +'.join(ends)}\n", brief)
+    assert re.search(rf"step 5 +{NAME} +{said[5][NAME]:.4g}\n", every)
 
 
 def test_json_page_and_markdown_say_the_same_and_are_drawn_again(dump, said, tmp_path, monkeypatch):

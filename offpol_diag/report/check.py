@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ def answer(found: Checked) -> Answer:
     """Return the answer: what differs and since when; without curves the numbers alone."""
     about = f"{PurePath(found.dump[0]).name if found.dump else 'a dump'}: {found.trainer}"
     steps = "the dump as one step" if found.steps == [None] else counted(len(found.steps), "step")
-    numbers = tuple(_numbers(found, preset) for preset in found.numbers)
+    numbers = tuple(table for preset in found.numbers for table in _numbers(found, preset))
     if not found.logged:
         said = f"What {found.trainer} logs of {steps}, under {listed(list(found.numbers))}"
         return Answer(about, "", said, "good", tables=numbers)
@@ -63,19 +62,23 @@ def answer(found: Checked) -> Answer:
     )
 
 
-def _numbers(found: Checked, preset: str) -> Table:
-    """Return a row for each logged name under a preset; of many steps the first, the middle and the last."""
-    last = len(found.steps) - 1
-    shown = sorted({0, last // 2, last})
-    names = ["the dump" if found.steps[at] is None else f"step {found.steps[at]}" for at in shown]
-    rows = [
-        (name, *("–" if (x := values[at]) is None else f"{x:.4g}" for at in shown))
-        for name, values in found.numbers[preset].items()
-    ]
-    notes = (f"{len(found.steps)} steps in all; --json has each.",) if len(shown) <= last else ()
+def _numbers(found: Checked, preset: str) -> Iterator[Table]:
+    """Yield what is logged under a preset: at the first, the middle and the last step, and at every one."""
+    values, last = found.numbers[preset], len(found.steps) - 1
+    steps = ["the dump" if step is None else f"step {step}" for step in found.steps]
+    ends = sorted({0, last // 2, last})
+    rows = [(name, *(_value(x[at]) for at in ends)) for name, x in values.items()]
+    header = ("logged name", *(steps[at] for at in ends))
     caption = f"{found.trainer} under {preset}"
-    made = Table(f"numbers-{preset}", caption, ("logged name", *names), rows, notes)
-    return replace(made, shown="page") if found.logged else made
+    yield Table(f"logged-{preset}", caption, header, rows, shown="more" if found.logged else "always")
+    if len(ends) <= last:
+        rows = [(step, name, _value(x[at])) for at, step in enumerate(steps) for name, x in values.items()]
+        header = ("", "logged name", "value")
+        yield Table(f"steps-{preset}", f"{caption}, step by step", header, rows, shown="more")
+
+
+def _value(x: float | None) -> str:
+    return "–" if x is None else f"{x:.4g}"
 
 
 def _some(names: Sequence[str]) -> str:

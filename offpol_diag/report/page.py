@@ -53,9 +53,10 @@ def page(result: Result | Checked) -> str:
     """Render the whole page; equal results give equal pages."""
     answer = answered(result)
     if not isinstance(result, Result):
-        name = f"{PurePath(result.dump[0]).name if result.dump else 'a dump'} and its curves"
-        kind, data, version = "Curves", packed(result.to_json()), result.version
-        sections = [Part("metrics", "All metrics", "Metrics", answer.remarks, tables=answer.tables[1:])]
+        name = PurePath(result.dump[0]).name if result.dump else "a dump"
+        kind, data, version = f"What {result.trainer} logs", packed(result.to_json()), result.version
+        tables = tuple(table for table in answer.tables if table.shown != "always")
+        sections = [Part("steps", "Steps", "Steps", answer.remarks, tables=tables)]
     else:
         dumps = [result.dump, *([result.against.b.dump] if result.against else [])]
         name, data, version = " against ".join(named(*dumps)), embedded(result), result.run.version
