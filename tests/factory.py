@@ -435,7 +435,6 @@ def make_comparison() -> Comparison:
         tokens=4096,
         log_ratio_sum=-51.2,
         reward=None,
-        fired=["∏r = 5.8e-23, outside 0.5 ≤ ∏r ≤ 2", "veto: 3 tokens with r_t < 0.0001"],
     )
     drops = Drops(dropped_by="seq_mis", kept_by="disabled", tokens=some, sequences=some, examples=[lost])
     return Comparison(

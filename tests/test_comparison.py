@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -83,12 +84,14 @@ def draws(found, path):
     return draws_of(groups_of(batch.key, batch.steps), found.study.seed).astype(int).tolist()
 
 
-def half_width(drawn, tokens, groups):
+def half_width(drawn):
     """Compute Student's t times the standard error, with the effective number of groups."""
+    sizes = Counter[object]()
+    for one in oracles.sequences(ROWS):
+        sizes[one.group, one.step] += one.n
+    g = sum(sizes.values()) ** 2 / sum(n * n for n in sizes.values())
     mean = math.fsum(drawn) / len(drawn)
     variance = math.fsum((x - mean) ** 2 for x in drawn) / (len(drawn) - 1)
-    squares = math.fsum((n - tokens[0]) ** 2 for n in tokens[1:]) / len(drawn)
-    g = min(tokens[0] ** 2 / squares, groups)
     freedom = 1 / (1 / (g - 1) + 1 / (len(drawn) - 1))
     return float(student.ppf(0.975, freedom)) * math.sqrt(variance * g / (g - 1))
 
@@ -111,7 +114,7 @@ def test_the_interval_of_a_difference_is_that_of_a_t_statistic_of_its_replicates
     for name in METRICS:
         number = compared.differences["whole"][name]
         values = (mine[name] - theirs[name]).tolist()
-        half = half_width(values[1:], out.reader.drawn["tokens"].tolist(), out.state.many)
+        half = half_width(values[1:])
         assert number.value == values[0]
         assert number.interval == pytest.approx((values[0] - half, values[0] + half), rel=1e-3, abs=1e-12)
     one, other = (found.summary().preset(name) for name in ("whole", "all"))
@@ -238,7 +241,7 @@ def test_what_presets_drop_is_what_counting_by_hand_says(tmp_path, first, batch_
                 assert some.numbers[name].value == pytest.approx(value, rel=1e-9), name
 
 
-def test_examples_are_those_of_the_largest_mismatch_and_say_which_rule_fired_at_what_value(compared, dropped):
+def test_examples_are_those_of_the_largest_mismatch(compared):
     counts = {(one.dropped_by, one.kept_by): one.tokens.count for one in compared.drops}
     assert all(counts[one, "all"] > 10 for one in ("band", "pop", "signed"))
     assert counts["all", "band"] == 0
@@ -250,23 +253,13 @@ def test_examples_are_those_of_the_largest_mismatch_and_say_which_rule_fired_at_
         assert [row.sequence_id for row in one.examples] == worst
         assert [row.tokens for row in one.examples] == [lost[name] for name in worst]
         assert [row.length for row in one.examples] == [data[name].n for name in worst]
-        assert all(row.fired for row in one.examples)
-    said = {
-        "whole": ("outside 0.5 ≤ ∏r ≤ 2", "∏r = "),
-        "band": ("tokens outside 0.7 ≤ r_t ≤ 1.4",),
-        "cautious": ("veto: ", "r_t < 0.4"),
-        "pop": ("of weight 0",),
-        "signed": ("A < 0",),
-    }
-    for preset, words in said.items():
-        assert all(word in f"{dropped[preset].examples[0].fired}" for word in words), preset
 
 
 def test_the_share_of_what_is_dropped_has_an_interval_of_groups(found, compared, dropped):
     rejected = found.summary().preset("band")["tokens_rejected"]
     share = dropped["band"].tokens.numbers["share"]
     assert share.value == pytest.approx(rejected.value, rel=1e-12)
-    assert share.interval == pytest.approx(rejected.interval, rel=0.02)
+    assert share.interval == pytest.approx(rejected.interval, rel=1e-9)
     assert compared.all_tokens is not None
     assert compared.all_tokens.numbers["share"].value == 1.0
     assert compared.all_tokens.count == sum(s.n for s in oracles.sequences(ROWS))
@@ -313,7 +306,7 @@ def test_every_report_has_the_numbers_and_what_each_drops(summary):
     for report in (html(summary), markdown(summary)):
         assert "What one drops and the other keeps" in report
         assert "whole drops" in report
-    assert "what dropped them" in html(summary)
+    assert "Sequences that lose tokens to one preset only" in html(summary)
 
 
 def test_differences_to_the_reference_stand_in_a_table_of_their_own_and_equal_ones_are_named_below(summary):

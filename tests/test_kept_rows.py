@@ -12,7 +12,7 @@ import pytest
 
 from offpol_diag.core import kept_rows
 from offpol_diag.core.gap import DRIFTS, Tokens
-from offpol_diag.core.kept_rows import EACH, STEPS, Records, Sample, Sampling, hashes
+from offpol_diag.core.kept_rows import EACH, Records, Sample, hashes
 from offpol_diag.core.state import groups_of
 from offpol_diag.dump.batch import Batch, joined
 from offpol_diag.dump.read import open_dump
@@ -42,19 +42,21 @@ def batches(steps, groups=6, seed=0):
         )
 
 
-def drawn(batch: Batch) -> Sampling:
+def drawn(batch: Batch) -> Sample:
     groups = groups_of(batch.key, [*map(str, batch.scalars["step"])] if "step" in batch.scalars else None)
-    return Sampling.of(batch, batch.rollout, batch.old, groups, hashes(batch, batch.rollout, batch.old))
+    order = hashes(batch, batch.rollout, batch.old)
+    return Sample.of(Tokens.of(batch).terms(DRIFTS[0]), groups, order)
 
 
 def same(one: Sample, two: Sample) -> bool:
-    arrays = [one.lengths, one.widths, *one.values.values()], [two.lengths, two.widths, *two.values.values()]
+    arrays = [one.rows, *one.values.values()], [two.rows, *two.values.values()]
     return one.scalars == two.scalars and all(map(np.array_equal, *arrays)) and one.full == two.full
 
 
-@pytest.mark.parametrize("steps", [range(3), range(60), range(0, 3 * STEPS, 2)])
+@pytest.mark.parametrize("steps", [range(3), range(12), range(0, 60, 2)])
 def test_the_sample_does_not_depend_on_cuts_and_order(steps, monkeypatch):
     monkeypatch.setattr(kept_rows, "ROOM", ROOM)
+    monkeypatch.setattr(kept_rows, "STEPS", 16)
     parts = [*batches(steps)]
     halves = [half for part in parts for half in (part.rows(0, 3), part.rows(3, part.sequences))]
     shuffled = [halves[i] for i in np.random.default_rng(1).permutation(len(halves))]
@@ -62,16 +64,16 @@ def test_the_sample_does_not_depend_on_cuts_and_order(steps, monkeypatch):
     whole = drawn(joined(parts)).read()
     for some in (parts, shuffled):
         each = [*map(drawn, some)]
-        pairs = [reduce(Sampling.merge, each[i : i + 5]) for i in range(0, len(each), 5)]
-        assert same(reduce(Sampling.merge, each).read(), whole)
-        assert same(reduce(Sampling.merge, pairs[::-1]).read(), whole)
+        pairs = [reduce(Sample.merge, each[i : i + 5]) for i in range(0, len(each), 5)]
+        assert same(reduce(Sample.merge, each).read(), whole)
+        assert same(reduce(Sample.merge, pairs[::-1]).read(), whole)
     assert whole.full == (len(steps) > 3)
 
 
 def test_a_sample_has_some_of_every_step_whole_groups_and_no_less_than_fits(monkeypatch):
     monkeypatch.setattr(kept_rows, "ROOM", ROOM)
     parts = [*batches(range(12), groups=40), *batches([99], groups=2)]
-    found = reduce(Sampling.merge, map(drawn, parts)).read()
+    found = reduce(Sample.merge, map(drawn, parts)).read()
 
     every = Counter(pair for part in parts for pair in keys(part.scalars))
     kept = Counter(keys(found.scalars))
@@ -113,14 +115,11 @@ def test_a_small_dump_is_read_whole_with_every_column(tmp_path: Path) -> None:
         for i in range(3)
     ]
     (batch,) = open_dump([oracles.write(rows, tmp_path / "a.parquet")]).batches()
-    groups = groups_of(batch.key, None)
-    found = Sampling.of(
-        batch, batch.rollout, batch.old, groups, hashes(batch, batch.rollout, batch.old)
-    ).read()
+    found = drawn(batch).read()
 
     at = np.argsort(found.scalars["rewards"])
     values = {name: np.split(x, np.cumsum(found.lengths)[:-1]) for name, x in found.values.items()}
-    assert (found.full, found.lengths.tolist(), found.widths.tolist()) == (False, [4, 4], [6, 6])
+    assert (found.full, found.lengths.tolist(), found.rows[4].tolist()) == (False, [4, 4], [6, 6])
     for i, row in enumerate(at):
         there = np.flatnonzero(mask[i])
         assert values["position"][row].tolist() == there.tolist()

@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
-from offpol_diag.core.kept_rows import Sample, Sampling, hashes
+from offpol_diag.core.gap import DRIFTS, Tokens
+from offpol_diag.core.kept_rows import Sample, hashes
 from offpol_diag.core.state import groups_of
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.convert import open_dump
@@ -119,7 +120,8 @@ def sample(batch: Batch) -> Sample:
     """Return the sample of a dump that is this batch."""
     q, p = batch.rollout, batch.old
     assert p is not None
-    return Sampling.of(batch, q, p, groups_of(batch.key, None), hashes(batch, q, p)).read()
+    terms = Tokens.of(batch).terms(DRIFTS[0])
+    return Sample.of(terms, groups_of(batch.key, None), hashes(batch, q, p)).read()
 
 
 def test_the_sample_of_the_diagnosis_has_them_and_the_rewards(tmp_path: Path) -> None:

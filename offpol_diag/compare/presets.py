@@ -80,14 +80,12 @@ def of_presets(found: Examined, summary: Result, against: str) -> Comparison:
         )
         for metric in metrics
     }
-    dropped = kept_rows.Dropped()
-    if found.study.pairs:
-        dropped = kept_rows.dropped(found.state, found.study.seed, found.study.pairs)
+    study, state = found.study, found.state
     return Comparison(
         against=against,
         differences=differences,
         better=leaders,
-        **dropped._asdict(),
+        **(kept_rows.dropped(state, study.seed, study.pairs) if study.pairs else {}),
     )
 
 

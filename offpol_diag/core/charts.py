@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, partial, reduce
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from offpol_diag import metrics
 from offpol_diag.core import breakdowns, gap, preset_numbers, tails
 from offpol_diag.core.breakdowns import POSITIONS, TOP
 from offpol_diag.core.gap import Drift, Terms
-from offpol_diag.core.intervals import AS_SEEN, Formula, Groups, Reader, mean
+from offpol_diag.core.intervals import AS_SEEN, Formula, Reader, mean
 from offpol_diag.core.state import MOST_STEPS, Array, State, Table, largest_of
 from offpol_diag.core.tails import ESS_SEQUENCES, ESS_TOKENS
 from offpol_diag.number import Number
@@ -511,13 +511,10 @@ def positions(drawn: Drawn, crossings: Sequence[shown.Crossing]) -> shown.Positi
 def _of_groups(drawn: Drawn, groups: Sequence[Group], many: int) -> shown.PositionSteps:
     """Read K3 at the first `many` positions, in some groups of steps."""
     first, last = groups[0].first, groups[-1].last
-    sums = {
-        name: np.sum([group.reader.drawn[name] for group in groups], axis=0)
-        for name in groups[0].reader.drawn
-    }
-    tokens = [sums[f"tokens@{at}"] for at in range(many)]
-    values = np.stack([sums[f"k3@{at}"] / n for at, n in enumerate(tokens)])
-    reader = Reader(sums, Groups.drawn(sums["tokens"], drawn.among(float(sums["sequences"][0]))))
+    sums = reduce(Table.merge, (drawn.state.tables["by_step"].at(group.first) for group in groups))
+    reader = Reader.of(sums, drawn.seed, drawn.among(sums.sums()["sequences"]))
+    tokens = [reader.drawn[f"tokens@{at}"] for at in range(many)]
+    values = np.stack([reader.drawn[f"k3@{at}"] / n for at, n in enumerate(tokens)])
     return shown.PositionSteps(
         first_step=first,
         last_step=last,

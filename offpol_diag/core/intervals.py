@@ -27,19 +27,15 @@ from offpol_diag.core.state import Array, Table
 from offpol_diag.number import LARGEST, OVERFLOWS, Number, finite
 
 Ends = tuple[float, float]
-"""The two ends of an interval."""
 
 # ---------------------------------------------------------------- groups and Student's t
 
-FEWEST_GROUPS = 5
-"""Fewest groups for which an interval is given."""
-FEWEST_EFFECTIVE = 3.0
-"""Fewest effective groups for which an interval is given."""
+FEWEST_GROUPS, FEWEST_EFFECTIVE = 5, 3.0
+"""Fewest groups, and effective groups, for which an interval is given."""
 DEFINED = 0.9
 """Share of the replicates in which a number must be defined to have an interval."""
 ABOVE = 0.99
-"""Share of the replicates in which a number must be above 0 to be divided by: a share, for all of them are
-never above it where there are enough."""
+"""Share of the replicates in which both of two numbers must be above 0 to be divided."""
 
 Z = 1.959963984540054
 """The 97.5% quantile of the normal distribution: that of Student's t with infinite degrees of freedom."""
@@ -80,13 +76,6 @@ class Groups:
         n = np.bincount(at, table.values[table.lines["tokens"]])
         squares = float(np.square(n).sum())
         return cls(many, min(float(n.sum()) ** 2 / squares, float(many)) if squares else float(many))
-
-    @classmethod
-    def drawn(cls, tokens: Array, many: int) -> Groups:
-        """Count them by the number of tokens and its replicates, [1+B], whose variance is Σn² over groups."""
-        whole = float(tokens[0])
-        square = float(np.square(tokens[1:] - whole).mean()) if len(tokens) > 1 else 0.0
-        return cls(many, min(whole * whole / square, float(many)) if square > 0 else float(many))
 
     def fewer(self, other: Groups) -> Groups:
         """Take the smaller counts of two runs."""
@@ -283,8 +272,8 @@ class Reader:
         if row.log is None:
             found = self.wrapped([row] * len(few), values)
         else:
-            each = zip(values[:, 0].tolist(), self._intervals(values, [ANYWHERE] * len(few)), strict=True)
-            found = [power(describe(row), log, ends) for log, ends in each]
+            ends = intervals(values, self.groups, [ANYWHERE] * len(few))
+            found = [power(describe(row), *one) for one in zip(values[:, 0].tolist(), ends, strict=True)]
         each_of = dict(zip(few, found, strict=True))
         return [each_of[key] for key in made_of]
 
@@ -294,17 +283,12 @@ class Reader:
 
     def wrapped(self, rows: Sequence[Formula], values: Array) -> list[Number]:
         """Turn the values [N, 1+B] of N metrics into Numbers, at less overhead than one by one."""
-        each = zip(
-            rows, values[:, 0].tolist(), self._intervals(values, [row.range for row in rows]), strict=True
-        )
-        return [self._known(row, value, ends) for row, value, ends in each]
+        ends = intervals(values, self.groups, [row.range for row in rows])
+        return [self._known(*one) for one in zip(rows, values[:, 0].tolist(), ends, strict=True)]
 
     def around(self, values: Array, within: Range = ANYWHERE) -> Ends | None:
         """Compute the 95% interval of [1+B] values; None with too few groups or finite replicates."""
-        return self._intervals(values[None], [within])[0]
-
-    def _intervals(self, values: Array, within: Sequence[Range]) -> list[Ends | None]:
-        return intervals(values, self.groups, within)
+        return intervals(values[None], self.groups, [within])[0]
 
     def _known(self, row: Formula, value: float, ends: Ends | None) -> Number:
         blank = describe(row)

@@ -5,27 +5,22 @@ Which ones depends on the dump alone: not on their order, nor on how files, batc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from offpol_diag.core.devices import fetched
 from offpol_diag.core.evaluate import Evaluator
 from offpol_diag.core.gap import Terms
 from offpol_diag.core.intervals import AS_SEEN, Formula, Reader, mean, missing
-from offpol_diag.core.segments import floats
 from offpol_diag.core.state import Array, State, Table, mix
-from offpol_diag.core.steps import rule as rule_of
 from offpol_diag.core.steps import steps
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.schema import PROMPT_IDS
 from offpol_diag.number import LARGEST
-from offpol_diag.numerals import counted
-from offpol_diag.presets import OF_SEQUENCES, Preset, formulas
+from offpol_diag.presets import Preset
 from offpol_diag.result import Drops, LostSequence, Subset, Worst, WorstSequence, WorstToken
 
 M = TypeVar("M", WorstSequence, WorstToken, LostSequence)
@@ -71,41 +66,34 @@ TIES = 1000
 
 
 def observe(terms: Terms, groups: Array) -> State:
-    """Keep rows of a batch, given the terms of the main drift and the hash of each sequence's group, [S]."""
+    """Keep rows of a batch on the host.
+
+    Args:
+        terms: those of the main drift.
+        groups: hash of each sequence's group, [S].
+    """
     batch, runs = terms.batch, terms.tokens.sequences
-    q, p = _policies(terms)
-    k3, total, most = (
-        fetched([x]) for x in (runs.mean(terms.k3), runs.sum(terms.delta), runs.max(terms.size))
-    )
-    numbers = np.nan_to_num(np.stack((k3, total, np.minimum(most, LARGEST)), axis=1))
-    order = hashes(batch, q, p)
-    usual = order / 2.0**64 + 0.5 + [lag == 0 for lag in batch.scalars.get("policy_lag", [None] * len(order))]
-    usual[(batch.lengths == 0) | ~np.isfinite(k3)] = -1.0
+    k3, most, lags = runs.mean(terms.k3), runs.max(terms.size), batch.scalars.get("policy_lag")
+    numbers = np.nan_to_num(np.stack((k3, runs.sum(terms.delta), np.minimum(most, LARGEST)), axis=1))
+    order = hashes(batch, terms.q, terms.p)
+    usual = order / 2.0**64 + 0.5 + [lag == 0 for lag in lags or order * 0 + 1]
+    usual[~runs.filled | ~np.isfinite(k3)] = -1.0
 
     def sequences(scores: Array, many: int) -> Records:
         at = _largest(scores, many)
         return Records.of(many, [(float(scores[i]), _sequence(terms, i, numbers[i])) for i in at.tolist()])
 
     worst = np.partition(most, -TOKENS)[-TOKENS] if len(most) > TOKENS else 0.0
-    at = np.flatnonzero(np.repeat((most >= worst) & (most > 0), batch.lengths))
-    at = at[_largest(np.abs(p[at] - q[at]), TOKENS)]
-    rows = [_token(terms, i) for i in at.tolist()]
+    at = np.flatnonzero(runs.spread((most >= worst) & (most > 0)))
+    tokens = [_token(terms, i) for i in at[_largest(terms.size[at], TOKENS)].tolist()]
     return State(
         records={
             "worst": sequences(numbers[:, 0], SEQUENCES),
             "typical": sequences(usual, TYPICAL),
-            "tokens": Records.of(TOKENS, [(abs(row["log_ratio"]), row) for row in rows]),
-            "sample": Sampling.of(batch, q, p, groups, order),
+            "tokens": Records.of(TOKENS, [(abs(row["log_ratio"]), row) for row in tokens]),
+            "sample": Sample.of(terms, groups, order),
         }
     )
-
-
-def _policies(terms: Terms) -> tuple[Array, Array]:
-    """Return the log-probs of both policies on the host, [T] each."""
-    q, p = (terms.batch.policy(name) for name in (terms.drift.denominator, terms.drift.numerator))
-    assert q is not None
-    assert p is not None
-    return q, p
 
 
 def _largest(scores: Array, many: int) -> Array:
@@ -123,13 +111,17 @@ def _named(batch: Batch, at: int) -> Row:
     return {"sequence_id": known, "step": step if isinstance(step, int) else None}
 
 
+def _reward(batch: Batch, at: int) -> float | None:
+    return None if batch.rewards is None else float(batch.rewards[at])
+
+
 def _sequence(terms: Terms, at: int, numbers: Array) -> Row:
     """Describe a sequence, with at most `STRIP` of its tokens: those of largest ΣK3."""
-    batch, (q, p) = terms.batch, _policies(terms)
+    batch, q, p = terms.batch, terms.q, terms.p
     begin, end = batch.cu_seqlens[at : at + 2].tolist()
     first = 0
     if end - begin > STRIP:
-        total = np.cumsum(np.concatenate(([0.0], np.nan_to_num(fetched([terms.k3[begin:end]])))))
+        total = np.cumsum(np.concatenate(([0.0], np.nan_to_num(terms.k3[begin:end]))))
         first = int(np.argmax(total[STRIP:] - total[:-STRIP]))
     here = slice(begin + first, min(begin + first + STRIP, end))
     lag = batch.scalars["policy_lag"][at] if "policy_lag" in batch.scalars else None
@@ -140,11 +132,11 @@ def _sequence(terms: Terms, at: int, numbers: Array) -> Row:
         "k3_mean": k3,
         "max_abs_log_ratio": most,
         "policy_lag": lag if isinstance(lag, int) else None,
-        "reward": None if batch.rewards is None else float(batch.rewards[at]),
+        "reward": _reward(batch, at),
         "first": first,
         "positions": batch.position[here].copy(),
         "token_ids": np.zeros(0, np.int64) if batch.token_ids is None else batch.token_ids[here].copy(),
-        "log_ratios": np.nan_to_num(p[here] - q[here]),
+        "log_ratios": np.nan_to_num(terms.delta[here]),
         "rollout_log_probs": np.nan_to_num(q[here]),
         "train_log_probs": np.nan_to_num(p[here]),
     }
@@ -152,11 +144,11 @@ def _sequence(terms: Terms, at: int, numbers: Array) -> Row:
 
 def _token(terms: Terms, at: int) -> Row:
     """Describe a token, with the log-ratios around it."""
-    batch, (q, p) = terms.batch, _policies(terms)
+    batch, q, p = terms.batch, terms.q, terms.p
     row = int(np.searchsorted(batch.cu_seqlens, at, side="right")) - 1
     first, last = batch.cu_seqlens[row : row + 2].tolist()
     begin, end = max(at - CONTEXT, first), min(at + CONTEXT + 1, last)
-    around = np.nan_to_num(p[begin:end] - q[begin:end]).tolist()
+    around = np.nan_to_num(terms.delta[begin:end]).tolist()
     return _named(batch, row) | {
         "position": int(batch.position[at]),
         "length": last - first,
@@ -206,73 +198,65 @@ class Sample:
 
     Logging faults (a shift, a constant, a break) show in adjacent tokens only, which sums cannot hold.
 
-    Attributes:
-        lengths: number of unmasked tokens of each sequence, [S] int64.
-        widths: the same with masked ones: how wide the row was written, [S] int64.
-        values: q and p (log π_rollout and log π_train, nats), position, turn (its index in the sequence), and
-            of token_ids, entropy, reference and in_prompt what the dump has; of all sequences, [T].
-        scalars: per-sequence columns by name, rewards among them, S values each.
-        full: whether sequences were left out.
-    """
-
-    lengths: Array
-    widths: Array
-    values: dict[str, Array]
-    scalars: dict[str, list[Any]]
-    full: bool = False
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """A sample while it is drawn.
-
     Groups stand in the order of their hashes in each step, and the room is divided evenly among the steps: of
     each, those sequences are kept before which there is less than its share. A part of a dump has fewer
     before each, and larger shares, so that it keeps all that the whole dump does.
 
     Attributes:
-        rows: step modulo `STEPS`, hash of the group, hash of the sequence, length, width; [5, S] int64.
-        tokens: columns of the tokens of these sequences, [T] each.
-        scalars: columns of the sequences, S values each.
+        rows: step modulo `STEPS`, hash of the group, hash of the sequence, length, and width (the length with
+            masked tokens) of each sequence, [5, S] int64.
+        values: q and p (log π_rollout and log π_train, nats), position, turn (its index in the sequence), and
+            of token_ids, entropy, reference and in_prompt what the dump has; of all sequences, [T].
+        scalars: per-sequence columns by name, rewards among them, S values each.
         costs: what all sequences of each step would take, kept or not, [STEPS] int64.
     """
 
     rows: Array
-    tokens: dict[str, Array]
+    values: dict[str, Array]
     scalars: dict[str, list[Any]]
     costs: Array
 
     @classmethod
-    def of(cls, batch: Batch, q: Array, p: Array, groups: Array, order: Array) -> Sampling:
-        """Draw from a batch, without its empty sequences."""
-        given, lengths = batch.scalars.get("step", [None] * batch.sequences), batch.lengths
+    def of(cls, terms: Terms, groups: Array, order: Array) -> Sample:
+        """Draw from a batch, without its empty sequences; `order`: their `hashes`."""
+        batch, lengths = terms.batch, terms.batch.lengths
+        given, there = batch.scalars.get("step", [None] * batch.sequences), np.flatnonzero(lengths)
         step = np.array([one % STEPS if isinstance(one, int) else 0 for one in given], np.int64)
-        rows = np.stack((step, groups.view(np.int64), order, lengths, lengths + batch.masked))
-        turn, there = np.repeat(np.arange(len(batch.cu_runs) - 1), np.diff(batch.cu_runs)), lengths > 0
+        turn = np.repeat(np.arange(len(batch.cu_runs) - 1), np.diff(batch.cu_runs))
         turn -= np.repeat(turn[batch.cu_seqlens[:-1][there]], lengths[there])
-        columns = {"q": q, "p": p, "position": batch.position, "turn": turn, "token_ids": batch.token_ids}
-        columns |= {"entropy": batch.entropy, "reference": batch.reference}
-        tokens = {name: x for name, x in columns.items() if x is not None}
+        values = {"q": terms.q, "p": terms.p, "position": batch.position, "turn": turn}
+        more = {"token_ids": batch.token_ids, "entropy": batch.entropy, "reference": batch.reference}
+        values |= {name: x for name, x in more.items() if x is not None}
         scalars = batch.scalars | ({} if batch.rewards is None else {"rewards": batch.rewards.tolist()})
-        costs = np.bincount(step, (lengths + EACH) * there, STEPS).astype(np.int64)
-        found = cls(rows, tokens, scalars, costs)._only(there)
-        found = found._only(found._kept(found.rows))
+        rows = np.stack((step, groups.view(np.int64), order, lengths, lengths + batch.masked))
+        costs = np.bincount(step[there], lengths[there] + EACH, STEPS).astype(np.int64)
+        found = cls(rows, values, scalars, costs)._at(there)
+        found = found._at(found._kept)
         return found._digested if PROMPT_IDS in scalars else found
 
-    def merge(self, other: Sampling) -> Sampling:
-        """Draw from both."""
-        costs, rows = self.costs + other.costs, np.concatenate((self.rows, other.rows), axis=1)
-        kept = np.split(replace(self, costs=costs)._kept(rows), [self.rows.shape[1]])
-        one, two = (each._only(flags) for each, flags in zip((self, other), kept, strict=True))
-        return Sampling(
-            np.concatenate((one.rows, two.rows), axis=1),
-            {name: np.concatenate((x, two.tokens[name])) for name, x in one.tokens.items()},
-            {name: x + two.scalars[name] for name, x in one.scalars.items()},
-            costs,
-        )
+    @property
+    def lengths(self) -> Array:
+        """Number of unmasked tokens of each sequence, [S]."""
+        lengths: Array = self.rows[3]
+        return lengths
 
-    def _kept(self, rows: Array) -> Array:
-        """Flag the sequences that the shares of their steps have room for, [S].
+    @property
+    def full(self) -> bool:
+        """Whether sequences were left out."""
+        return bool((self.lengths + EACH).sum() < self.costs.sum())
+
+    def merge(self, other: Sample) -> Sample:
+        """Draw from both."""
+        both = replace(self, rows=np.concatenate((self.rows, other.rows), 1), costs=self.costs + other.costs)
+        kept, many = both._kept, self.rows.shape[1]
+        one, two = self._at(kept[kept < many]), other._at(kept[kept >= many] - many)
+        values = {name: np.concatenate((x, two.values[name])) for name, x in one.values.items()}
+        scalars = {name: x + two.scalars[name] for name, x in one.scalars.items()}
+        return Sample(both.rows[:, kept], values, scalars, both.costs)
+
+    @property
+    def _kept(self) -> Array:
+        """Indices of the sequences that the shares of their steps have room for, rising.
 
         A share is the L with Σ min(L, cost) = `ROOM` over the steps; all is kept where that fits.
         """
@@ -280,62 +264,49 @@ class Sampling:
         left = ROOM - (np.cumsum(costs) - costs)  # what those cheaper than each leave
         shares = left // np.arange(len(costs), 0, -1)
         if not (short := np.flatnonzero(shares < costs)).size:
-            return np.ones(rows.shape[1], np.bool_)
-        at = np.lexsort(rows[2::-1])
-        cost = rows[3, at] + EACH
+            return np.arange(len(self.lengths))
+        at = np.lexsort(self.rows[2::-1])
+        step, cost = self.rows[0, at], self.lengths[at] + EACH
         before = np.cumsum(cost) - cost
-        before -= np.maximum.accumulate(np.where(np.diff(rows[0, at], prepend=-1), before, 0))
-        kept = np.empty(len(at), np.bool_)
-        kept[at] = before < max(shares[short[0]], 1)
+        before -= np.maximum.accumulate(np.where(np.diff(step, prepend=-1), before, 0))
+        kept: Array = np.sort(at[before < max(shares[short[0]], 1)])
         return kept
 
-    def _only(self, kept: Array) -> Sampling:
-        """Return the flagged sequences."""
-        if kept.all():
+    def _at(self, at: Array) -> Sample:
+        """Return some sequences, in this order."""
+        if np.array_equal(at, np.arange(len(self.lengths))):
             return self
-        at, flags = np.flatnonzero(kept).tolist(), np.repeat(kept, self.rows[3])
-        tokens = {name: x[flags] for name, x in self.tokens.items()}
-        scalars = {name: [x[i] for i in at] for name, x in self.scalars.items()}
-        return Sampling(self.rows[:, kept], tokens, scalars, self.costs)
+        starts, many = np.cumsum(self.lengths) - self.lengths, self.lengths[at]
+        tokens = np.repeat(starts[at] - (np.cumsum(many) - many), many) + np.arange(int(many.sum()))
+        values = {name: x[tokens] for name, x in self.values.items()}
+        scalars = {name: [x[i] for i in at.tolist()] for name, x in self.scalars.items()}
+        return Sample(self.rows[:, at], values, scalars, self.costs)
 
     @property
-    def _digested(self) -> Sampling:
+    def _digested(self) -> Sample:
         """The same with digests of prompts, equal for equal ones only, and with `IN_PROMPT`."""
-        prompts, tokens = self.scalars[PROMPT_IDS], self.tokens
+        prompts, values = self.scalars[PROMPT_IDS], self.values
         some = [None if x is None else x.astype(np.int64).tobytes() for x in prompts]
         digests = [None if x is None else blake2b(x, digest_size=8).hexdigest() for x in some]
-        if "token_ids" in tokens and prompts:
-            each = zip(np.split(tokens["token_ids"], np.cumsum(self.rows[3])[:-1]), prompts, strict=True)
+        if "token_ids" in values and prompts:
+            each = zip(np.split(values["token_ids"], np.cumsum(self.lengths)[:-1]), prompts, strict=True)
             known = [np.isin(ids, () if prompt is None else prompt) for ids, prompt in each]
-            tokens = tokens | {IN_PROMPT: np.concatenate(known)}
-        return replace(self, tokens=tokens, scalars=self.scalars | {PROMPT_IDS: digests})
+            values = values | {IN_PROMPT: np.concatenate(known)}
+        return replace(self, values=values, scalars=self.scalars | {PROMPT_IDS: digests})
 
     def read(self) -> Sample:
-        """Return the sample, in the order of the sequences' hashes.
+        """Return the sample, in the order of the sequences' hashes, with plain numbers and texts as scalars.
 
         The last group of a step that was cut may lack sequences: it is left out unless it is the only one.
         """
-        step, group, order, lengths, widths = self.rows
-        costs = np.bincount(step, lengths + EACH, STEPS)
+        step, group, order, lengths, _ = self.rows
         whole = np.ones(len(order), np.bool_)
-        for one in np.flatnonzero(costs < self.costs):
+        for one in np.flatnonzero(np.bincount(step, lengths + EACH, STEPS) < self.costs):
             own = np.unique(group[step == one])
             whole &= (step != one) | (group != own[-1]) | (len(own) < 2)
-        at = np.flatnonzero(whole)
-        at = at[np.argsort(order[at], kind="stable")]
-        starts, many = np.cumsum(lengths) - lengths, lengths[at]
-        tokens = np.repeat(starts[at] - (np.cumsum(many) - many), many) + np.arange(int(many.sum()))
-        values = {name: x[tokens] for name, x in self.tokens.items()}
-        scalars = {name: [_plain(x[i]) for i in at.tolist()] for name, x in self.scalars.items()}
-        return Sample(
-            many, widths[at], values, scalars, bool(lengths[at].sum() + EACH * len(at) < self.costs.sum())
-        )
-
-
-def sample(state: State) -> Sample:
-    """Read the sample."""
-    drawn: Sampling = state.records["sample"]
-    return drawn.read()
+        at = np.argsort(order, kind="stable")
+        found = self._at(at[whole[at]])
+        return replace(found, scalars={name: [*map(_plain, x)] for name, x in found.scalars.items()})
 
 
 def hashes(batch: Batch, q: Array, p: Array) -> Array:
@@ -365,52 +336,48 @@ EVERY = "every"
 def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Preset]]) -> State:
     """Add up what one preset of each pair drops and the other keeps, both ways, and keep examples.
 
-    A token is dropped if it is rejected, vetoed or of weight 0, a sequence if all its tokens are. The terms
-    are of arrays on the host.
+    A token is dropped if it is rejected, vetoed or of weight 0, a sequence if all its tokens are.
     """
-    batch, evaluator, runs = terms.batch, terms.tokens, terms.tokens.sequences
-    advantages, total = batch.advantages, runs.sum(terms.delta)
-    columns = {"tokens": runs.n, "sequences": floats(runs.filled)}
-    records: dict[str, Records] = {}
+    batch, evaluator, runs, a = terms.batch, terms.tokens, terms.tokens.sequences, terms.batch.advantages
+    columns, records, total = terms.tokens.counts, dict[str, Any](), runs.sum(terms.delta)
+    units: dict[str, Any] = {
+        "tokens": (runs.sum, terms.delta, a),
+        "sequences": (np.asarray, total, None if a is None else runs.mean(a)),
+    }
 
-    def add(name: str, lost: Array, whole: Array) -> None:
-        of_tokens = {"count": runs.count(lost), "delta": runs.sum(np.where(lost, terms.delta, 0.0))}
-        of_sequences = {"count": floats(whole), "delta": np.where(whole, total, 0.0)}
-        if advantages is not None:
-            for sign, flags in (("positive", advantages > 0), ("negative", advantages < 0)):
-                of_tokens[sign] = runs.count(lost & flags)
-            mean_advantage = runs.mean(advantages)
-            of_sequences |= {"positive": floats(whole & (mean_advantage > 0))}
-            of_sequences |= {"negative": floats(whole & (mean_advantage < 0))}
-        for unit, found in (("tokens", of_tokens), ("sequences", of_sequences)):
-            found["length"] = found["count"] * runs.n
+    def add(name: str, **flags: Array) -> None:
+        for unit, flagged in flags.items():
+            summed, delta, advantage = units[unit]
+            of_unit = {"count": flagged, "delta": np.where(flagged, delta, 0.0)}
+            if advantage is not None:
+                of_unit |= {"positive": flagged & (advantage > 0), "negative": flagged & (advantage < 0)}
+            sums = {column: summed(x.astype(np.float64)) for column, x in of_unit.items()}
+            sums["length"] = sums["count"] * runs.n
             if batch.rewards is not None:
-                found["reward"] = found["count"] * batch.rewards
-            columns.update({f"{name}|{unit}.{column}": x for column, x in found.items()})
+                sums["reward"] = sums["count"] * batch.rewards
+            columns.update({f"{name}|{unit}.{column}": x for column, x in sums.items()})
 
     kept = {preset: _kept(evaluator, preset) for pair in pairs for preset in pair}
-    add(EVERY, np.ones(batch.tokens, np.bool_), runs.filled)
-    for ours, theirs in (way for pair in pairs for way in (pair, pair[::-1])):
-        name, lost = f"{ours.name}>{theirs.name}", kept[theirs] & ~kept[ours]
-        many = runs.count(lost)
-        add(name, lost, (many > 0) & (runs.count(kept[ours]) == 0))
-        scores = np.where(many > 0, np.abs(np.nan_to_num(total)), -1.0)
-        best = np.argsort(-scores, kind="stable")[:EXAMPLES]
+    add(EVERY, tokens=np.ones(batch.tokens, np.bool_), sequences=runs.filled)
+    for ours, theirs in _ways(pairs):
+        lost = kept[theirs] & ~kept[ours]
+        many, sizes = runs.count(lost), np.abs(np.nan_to_num(total))
+        add(f"{ours.name}>{theirs.name}", tokens=lost, sequences=(many > 0) & (runs.count(kept[ours]) == 0))
+        losing = np.flatnonzero(many)
         examples = [
             _named(batch, at)
-            | {
-                "length": int(batch.lengths[at]),
-                "tokens": int(many[at]),
-                "log_ratio_sum": float(np.nan_to_num(total[at])),
-                "reward": None if batch.rewards is None else float(batch.rewards[at]),
-                "fired": fired(evaluator, ours, at),
-            }
-            for at in best[scores[best] >= 0].tolist()
+            | {"length": int(batch.lengths[at]), "tokens": int(many[at])}
+            | {"log_ratio_sum": float(np.nan_to_num(total[at])), "reward": _reward(batch, at)}
+            for at in losing[np.argsort(-sizes[losing], kind="stable")[:EXAMPLES]].tolist()
         ]
-        records[f"drops.{name}"] = Records.of(
-            EXAMPLES, [(abs(row["log_ratio_sum"]), row) for row in examples]
-        )
-    return State(tables={"drops": Table.of(columns, buckets)}, records=dict(records))
+        scored = [(abs(row["log_ratio_sum"]), row) for row in examples]
+        records[f"drops.{ours.name}>{theirs.name}"] = Records.of(EXAMPLES, scored)
+    return State(tables={"drops": Table.of(columns, buckets)}, records=records)
+
+
+def _ways(pairs: Sequence[tuple[Preset, Preset]]) -> list[tuple[Preset, Preset]]:
+    """Return who drops and who keeps: of each pair the second drops, then the first."""
+    return [way for one, other in pairs for way in ((other, one), (one, other))]
 
 
 def _kept(evaluator: Evaluator, preset: Preset) -> Array:
@@ -423,58 +390,16 @@ def _kept(evaluator: Evaluator, preset: Preset) -> Array:
     return kept & (nonzero if own.weight.on_tokens else evaluator.sequences.spread(nonzero))
 
 
-def fired(evaluator: Evaluator, preset: Preset, at: int) -> list[str]:
-    """List in words the parts of a preset that drop tokens of the sequence `at`."""
-    result, own = list[str](), steps(preset)
-    tokens = slice(*evaluator.sequences.offsets[at : at + 2].tolist())
-    here = {True: tokens, False: slice(at, at + 1)}
-    for reject in preset.reject:
-        rule = rule_of(preset.policy, reject)
-        if many := int((~evaluator.passes(rule)[here[reject.on_tokens]]).sum()):
-            bounds = f"outside {formulas.bounds(reject)}{formulas.SIGNS[reject.advantage]}"
-            if reject.over in OF_SEQUENCES:
-                value = float(evaluator.judged(rule)[at])
-                value = math.exp(min(value, 700.0)) if reject.statistic == "ratio" else value
-                result.append(f"{formulas.judged(reject)} = {value:.3g}, {bounds}")
-            else:
-                result.append(f"{counted(many, 'token')} {bounds}")
-    veto, weight = own.sequences.veto, own.weight
-    if veto is not None and (many := int(evaluator.veto_hits(veto)[at])):
-        result.append(
-            f"veto: {counted(many, 'token')} with {formulas.veto(preset.veto).removeprefix('any ')}"
-        )
-    if weight is not None and (many := int((evaluator.weight(weight)[here[weight.on_tokens]] == 0).sum())):
-        what = counted(many, "token") if weight.on_tokens else "the sequence"
-        result.append(f"{what} of weight 0: {formulas.weight(preset.weight)}")
-    return result
-
-
-class Dropped(NamedTuple):
-    """What presets drop that the one they are compared with keeps, the other way round, and all there is."""
-
-    all_tokens: Subset | None = None
-    all_sequences: Subset | None = None
-    drops: Sequence[Drops] = ()
-
-
-def dropped(state: State, seed: int, pairs: Sequence[tuple[Preset, Preset]]) -> Dropped:
-    """Read the numbers and examples of `observe_drops`."""
-    reader = Reader.of(state.tables["drops"], seed, state.many)
-
-    def both(name: str) -> tuple[Subset, Subset]:
-        return _subset(reader, name, "tokens"), _subset(reader, name, "sequences")
-
-    drops = []
-    for kept_by, dropped_by in ((a.name, b.name) for pair in pairs for a, b in (pair, pair[::-1])):
-        name = f"{dropped_by}>{kept_by}"
-        tokens, sequences = both(name)
+def dropped(state: State, seed: int, pairs: Sequence[tuple[Preset, Preset]]) -> dict[str, Any]:
+    """Read what each preset drops that the other keeps, beside all there is: fields of a `Comparison`."""
+    reader, drops = Reader.of(state.tables["drops"], seed, state.many), list[Drops]()
+    for ours, theirs in _ways(pairs):
+        name = f"{ours.name}>{theirs.name}"
         examples = state.records[f"drops.{name}"].read(LostSequence)
-        drops.append(
-            Drops(
-                dropped_by=dropped_by, kept_by=kept_by, tokens=tokens, sequences=sequences, examples=examples
-            )
-        )
-    return Dropped(*both(EVERY), drops)
+        some: dict[str, Any] = {unit: _subset(reader, name, unit) for unit in ("tokens", "sequences")}
+        drops.append(Drops(dropped_by=ours.name, kept_by=theirs.name, examples=examples, **some))
+    every = {f"all_{unit}": _subset(reader, EVERY, unit) for unit in ("tokens", "sequences")}
+    return {**every, "drops": drops}
 
 
 SUBSET = (

@@ -100,7 +100,7 @@ def summary(study: Study, state: State, presets: Sequence[Preset], facts: DumpFa
     main.in_sync = charts.in_sync(drawn, main.edges)
     result.lengths = charts.lengths(drawn)
     result.charts = charts.charts_of(drawn)
-    sample = kept_rows.sample(state)
+    sample: kept_rows.Sample = state.records["sample"].read()
     result.diagnosis = diagnose(result, sample)
     if "reference" in sample.values:
         result.reference = in_dump(Rows.sampled(sample), facts.provenance, facts.columns)

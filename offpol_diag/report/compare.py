@@ -335,13 +335,12 @@ def _examples(found: Comparison) -> Table:
             row.tokens,
             Number(value=row.log_ratio_sum),
             None if row.reward is None else Number(value=row.reward),
-            "; ".join(row.fired),
         )
         for one in found.drops
         for row in one.examples
     ]
     where = ("sequence", "dropped by", "kept by", "step", "length")
-    header = (*where, "tokens lost", "ΣΔ, nats", "reward", "what dropped them")
+    header = (*where, "tokens lost", "ΣΔ, nats", "reward")
     caption = "Sequences that lose tokens to one preset only, the largest |ΣΔ| first"
     table = Table("dropped", caption, header, rows, shown="page")
     return table.without(table.empty)

@@ -20,7 +20,7 @@ class Subset(Model):
 
 
 class LostSequence(NamedTuple):
-    """A sequence with tokens that one preset drops and the other keeps, and the rules that dropped them."""
+    """A sequence with tokens that one preset drops and the other keeps."""
 
     sequence_id: str
     step: int | None
@@ -28,7 +28,6 @@ class LostSequence(NamedTuple):
     tokens: int
     log_ratio_sum: float
     reward: float | None
-    fired: list[str]
 
 
 class Drops(Model):
