@@ -150,7 +150,8 @@ def _between(terms: Terms) -> dict[str, Array]:
     near = np.ones_like(r1)
     near[far] = 0.0  # what is near is summed without what is far, which may be larger by e^300
     between = np.zeros((4, len(EDGES) + 1))
-    between[:, len(THRESHOLDS)] = near.sum(), near @ r1, (near * r1) @ r1, near @ k3
+    near_r1 = near * r1
+    between[:, len(THRESHOLDS)] = [x.sum() for x in (near, near_r1, near_r1 * r1, near * k3)]
     delta, r1, k3, q, p = (x[far] for x in (terms.delta, r1, k3, terms.q, terms.p))
     at = np.searchsorted(EDGES, delta, side="right")
     for row, x in zip(between, (np.ones_like(r1), r1, r1 * r1, k3), strict=True):
