@@ -18,7 +18,7 @@ from torch import Tensor
 
 from offpol_diag.core import gap, preset_numbers
 from offpol_diag.core.devices import to_host
-from offpol_diag.core.observe import Ahead, analyze, observe
+from offpol_diag.core.observe import Ahead, Observe, analyze
 from offpol_diag.core.study import Study
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import open_dump
@@ -226,7 +226,7 @@ def test_a_block_that_does_not_fit_is_an_error_with_a_hint(batch, monkeypatch):
 
     monkeypatch.setattr(gap, "sent", full)
     with pytest.raises(MemoryShortage, match="memory of cuda:0 is too small") as caught:
-        observe(Study(catalogue.load().resolve("token_is"), COLUMNS), batch, Ahead({}), "cuda:0")
+        Observe(Study(catalogue.load().resolve("token_is"), COLUMNS), devices=("cuda:0",))(batch)
     assert "--device cpu" in caught.value.hint
 
 
@@ -236,7 +236,7 @@ def test_the_sums_of_presets_are_started_before_the_host_computes_its_own(batch,
         plain, name = module.columns, module.__name__.rpartition(".")[2]
         noted = lambda *given, plain=plain, name=name: order.append(name) or plain(*given)  # noqa: E731
         monkeypatch.setattr(module, "columns", noted)
-    observe(Study.of(COLUMNS, catalogue.load().resolve("token_is")), batch)
+    Observe(Study.of(COLUMNS, catalogue.load().resolve("token_is")))(batch)
 
     assert order == ["preset_numbers", "gap", "gap", "gap"]
 

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.core import readout
-from offpol_diag.core.observe import analyze, observe
+from offpol_diag.core.observe import Observe, analyze
 from offpol_diag.core.state import State
 from offpol_diag.core.study import Study
 from offpol_diag.dump.read import open_dump
@@ -230,7 +230,7 @@ def states(rows: list[dict[str, Any]], folder: Path, presets: Any = ALONE) -> tu
     for i, part in enumerate(files):
         dump = open_dump([oracles.write(part, folder / f"row{i}.parquet")], group_by=["host"])
         study = study or Study.of(dump.info.columns, presets, group_by=("host",))
-        found += [observe(study, batch) for batch in dump.batches()]
+        found += [Observe(study)(batch).state for batch in dump.batches()]
     return study, found
 
 

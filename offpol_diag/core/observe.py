@@ -50,8 +50,6 @@ MADE = (
     "there are no advantages: they are made of the rewards, normalised within each group (prompt) of a step "
     "as GRPO does"
 )
-ROWS = 3 << 17
-"""Sequences × presets computed at once: a batch of very many short sequences is computed in parts."""
 
 # ---------------------------------------------------------------- before: what needs a step's rows together
 
@@ -228,72 +226,15 @@ def read_ahead(engine: Engine, dump: Dump, study: Study) -> Ahead:
 # ---------------------------------------------------------------- one batch
 
 
-@np.errstate(all="ignore")
-def observe(study: Study, batch: Batch, ahead: Ahead | None = None, device: str = CPU) -> State:
-    """Compute what is kept of one batch.
-
-    Args:
-        study: what is measured.
-        batch: whole sequences.
-        ahead: what is known of whole steps; None where the batch is all of the dump.
-        device: where presets are computed, `CPU` or a GPU such as "cuda:0"; all else is computed here.
-    """
-    return observed(study, batch, ahead or Ahead.of_batch(study, batch), device).state
-
-
-def observed(
-    study: Study, batch: Batch, ahead: Ahead, device: str = CPU, with_rows: bool = False
-) -> Observed:
-    """Observe one batch; with a row of each sequence if they are asked for."""
-    batch = ahead.filled(batch)
-    groups, cut = groups_of(batch.key, batch.steps), partial(ahead.cut, batch)
-    buckets = buckets_of(groups)
-    with memory_of(device):
-        tokens = Tokens.of(batch, cut, device)
-        started = preset_numbers.columns(tokens, study.presets)  # a GPU computes them while the host goes on
-    host = tokens if device == CPU else Tokens.of(batch, cut)
-    lengths = host.sequences.n
-    ranges = {"length": extremes(lengths), "response": extremes(lengths + batch.masked)}
-    columns, states = host.counts | gap.rewards(host), list[State]()
-    for drift in study.drifts:
-        terms = host.terms(drift)
-        own = gap.columns(terms)
-        columns |= own
-        ranges |= gap.ranges(terms, own)
-        states.append(tails.observe(terms, own[f"{drift.prefix}d"], buckets))
-        if drift == study.main:
-            main = terms
-    of_presets = to_host(started)
-    of_whole = [preset for preset in study.presets if preset not in study.normalised]
-    rejected = {f"{preset.name}|kept": of_presets[f"{preset.name}|kept"] for preset in study.families}
-    lags = batch.scalars.get("policy_lag", [None] * batch.sequences) if study.lag_0 else None
-    states += [
-        breakdowns.observe(main, columns, buckets, study.group_by, study.kept),
-        charts.observe(main, study.drifts, columns, rejected, buckets),
-        preset_numbers.observe(of_presets, study.presets, columns, buckets, batch.steps, lags),
-        kept_rows.observe(main, groups),
-    ]
-    if study.pairs:
-        states.append(kept_rows.observe_drops(main, buckets, study.pairs))
-    columns |= preset_numbers.of_presets(of_presets, of_whole)
-    tables = {"dump": Table.of(columns, buckets)}
-    if study.by_step:
-        tables["steps"] = Table.of(columns, buckets, batch.steps)
-    counts = {"masked": np.array([batch.masked.sum()], np.float64)}
-    whole = replace(State.of_groups(groups), tables=tables, counts=counts, ranges=ranges)
-    rows = table(tokens, study.main, study.presets, columns | of_presets) if with_rows else None
-    return Observed(State.joined(whole, *states), rows)
-
-
 @dataclass(frozen=True)
 class Observed:
-    """What a part of a dump leaves: its state, and a row of each sequence if they are written."""
+    """What a part of a dump leaves: its state, and a row of each sequence where they are written."""
 
     state: State
     rows: pa.Table | None = None
 
     def merge(self, other: Observed) -> Observed:
-        """Add another part, or of the same batch; rows that have been written are dropped."""
+        """Add the state of another part; rows have been written before."""
         state = self.state.merge(other.state)
         steps = state.tables.get(breakdowns.PREFIX + breakdowns.STEP)
         refuse_steps(0 if steps is None else len(steps.labels))
@@ -306,25 +247,56 @@ class Observe:
 
     Attributes:
         study: what is measured.
-        ahead: what is known of whole steps.
+        ahead: what is known of whole steps; None where a batch is all of the dump.
         rows: whether a row is made of each sequence.
-        devices: where presets are computed; each thread takes one of them.
+        devices: where presets are computed, `CPU` or GPUs such as "cuda:0": each thread takes one of them.
+            All else is computed here.
     """
 
     study: Study
-    ahead: Ahead
+    ahead: Ahead | None = None
     rows: bool = False
     devices: tuple[str, ...] = (CPU,)
 
+    @np.errstate(all="ignore")
     def __call__(self, batch: Batch) -> Observed:
-        """Observe a batch, in parts of few sequences where it has very many."""
+        """Compute the columns of a batch's sequences, [S] each, and what each part of the core keeps."""
         refuse_steps(len(set(batch.steps)))
-        state, rows, device = State(), list[pa.Table | None](), own(self.devices)
-        for part in batch.parts(ROWS // max(len(self.study.presets), 1)):
-            found = observed(self.study, part, self.ahead, device, self.rows)
-            state = state.merge(found.state)  # one by one: what a part leaves may be as large as what all do
-            rows.append(found.rows)
-        return Observed(state, pa.concat_tables(rows) if self.rows else None)
+        study, device, ahead = self.study, own(self.devices), self.ahead or Ahead.of_batch(self.study, batch)
+        batch, presets = ahead.filled(batch), study.presets
+        groups, cut = groups_of(batch.key, batch.steps), partial(ahead.cut, batch)
+        buckets = buckets_of(groups)
+        with memory_of(device):
+            tokens = Tokens.of(batch, cut, device)
+            started = preset_numbers.columns(tokens, presets)  # a GPU computes them while the host goes on
+        host = tokens if device == CPU else Tokens.of(batch, cut)
+        columns, states, n = host.counts | gap.rewards(host), list[State](), host.sequences.n
+        ranges = {"length": extremes(n), "response": extremes(n + batch.masked)}
+        terms = {drift: host.terms(drift) for drift in study.drifts}
+        for drift, of_drift in terms.items():
+            sums = gap.columns(of_drift)
+            columns |= sums
+            ranges |= gap.ranges(of_drift, sums)
+            states.append(tails.observe(of_drift, sums[f"{drift.prefix}d"], buckets))
+        main, of_presets = terms[study.main], to_host(started)
+        kept = {name: of_presets[name] for name in (f"{preset.name}|kept" for preset in study.families)}
+        lags = batch.scalars.get("policy_lag", [None] * batch.sequences) if study.lag_0 else None
+        states += [
+            breakdowns.observe(main, columns, buckets, study.group_by, study.kept),
+            charts.observe(main, study.drifts, columns, kept, buckets),
+            preset_numbers.observe(of_presets, presets, columns, buckets, batch.steps, lags),
+            kept_rows.observe(main, groups),
+        ]
+        if study.pairs:
+            states.append(kept_rows.observe_drops(main, buckets, study.pairs))
+        columns |= preset_numbers.of_presets(of_presets, study.of_whole)
+        tables = {"dump": Table.of(columns, buckets)}
+        if study.by_step:
+            tables["steps"] = Table.of(columns, buckets, batch.steps)
+        counts = {"masked": np.array([batch.masked.sum()], np.float64)}
+        whole = replace(State.of_groups(groups), tables=tables, counts=counts, ranges=ranges)
+        rows = table(tokens, study.main, presets, columns | of_presets) if self.rows else None
+        return Observed(State.joined(whole, *states), rows)
 
 
 # ---------------------------------------------------------------- the whole

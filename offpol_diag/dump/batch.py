@@ -6,11 +6,10 @@ adjacent unmasked tokens (turns).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -99,11 +98,6 @@ class Batch:
         """Return the log-probs of rollout, old or current, [T] float64, or None when the dump lacks them."""
         found: Array | None = getattr(self, name)
         return found
-
-    def parts(self, most: int) -> list[Batch]:
-        """Split a batch in order into even parts of at most `most` sequences, or of one."""
-        many = max(math.ceil(self.sequences / max(most, 1)), 1)
-        return [self.rows(*cut) for cut in pairwise(self.sequences * i // many for i in range(many + 1))]
 
     def rows(self, begin: int, end: int) -> Batch:
         """Return sequences `begin` to before `end`, as views."""

@@ -38,7 +38,7 @@ BUFFER = 1 << 20
 """Bytes of a column per read of a local file; remote row groups are fetched with all columns at once."""
 BATCH = 1 << 18
 """Tokens per batch, and decoded at once, unless others are asked for, or a sequence is longer."""
-MOST_ROWS = 1 << 15
+MOST_ROWS = 1 << 13
 """Most sequences per table, and per batch: what is computed of each takes memory however short it is."""
 RECYCLED = (32 << 20) - (64 << 10)
 """Bytes just below glibc's largest mmap threshold: having freed such a block, malloc keeps smaller ones."""

@@ -27,7 +27,7 @@ from threadpoolctl import threadpool_limits
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import Dump
 
-TOKENS = 1 << 18
+TOKENS = 1 << 17
 """Tokens per batch, a balance between its fixed cost, memory, and an even share for each thread."""
 THREAD = 200 << 20
 """Peak memory of a computing thread in bytes, with its batch."""
