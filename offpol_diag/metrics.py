@@ -353,21 +353,25 @@ WATCHED_GAP, WATCHED_PRESET = _names("watched", "dump"), _names("watched", "pres
 """Numbers compared with a baseline by default: distinct aspects, none of which grows with the dump."""
 
 
+def metric(name: str) -> Metric:
+    """Return the row of a number; of one that has none its name alone."""
+    return METRICS.get(name) or Metric(name, name)
+
+
 def title(name: str) -> str:
     """Return a number's name for readers; of an unknown one the name."""
-    return METRICS[name].title if name in METRICS else name
+    return metric(name).title
 
 
 def worse(name: str) -> Worse:
     """Return which way a number is worse, given its name with or without a prefix."""
-    metric = METRICS.get(name.rpartition(".")[2])
-    return metric.worse if metric else EITHER
+    return metric(name.rpartition(".")[2]).worse
 
 
 def better(name: str) -> Better:
     """Return the better direction of a preset's number, or `neither` for unranked ones."""
     ways: dict[Worse, Better] = {UP: "lower", DOWN: "higher"}
-    return ways.get(METRICS[name].worse, "neither") if METRICS[name].ranked else "neither"
+    return ways.get(metric(name).worse, "neither") if metric(name).ranked else "neither"
 
 
 # ---------------------------------------------------------------- bands

@@ -10,7 +10,7 @@ from pathlib import PurePath
 
 from offpol_diag.advice.growth import MERGE
 from offpol_diag.diagnosis.pages import pages
-from offpol_diag.metrics import FIRST_GAP, METRICS, PAIRS, Tone, band, tone
+from offpol_diag.metrics import FIRST_GAP, METRICS, PAIRS, Tone, band, metric, tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, doubted, say, written
 from offpol_diag.report import columns
@@ -312,7 +312,7 @@ def policies(summary: Result) -> Iterator[Table]:
     rows: dict[str, tuple[Cell, ...]] = {
         name: (name, *(known.get(p + name, none) for p in pairs)) for name in names if pairs
     }
-    main = [row for name, row in rows.items() if METRICS[name].meaning or METRICS[name].first]
+    main = [row for name, row in rows.items() if metric(name).meaning or metric(name).first]
     note = (
         "Rollout → old is engine numerics and policy lag; old → current, the updates within the step. K1 "
         "adds up over the two; K3 of old → current is the size of the update, not a KL.",
