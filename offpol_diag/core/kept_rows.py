@@ -49,11 +49,14 @@ class Records:
         return Records.of(self.most, self.rows + other.rows)
 
     def read(self, kind: type[M]) -> list[M]:
-        """Return the rows, best first."""
-        return [
-            kind(**{name: x.tolist() if isinstance(x, np.ndarray) else x for name, x in row.items()})
-            for _, row in self.rows
-        ]
+        """Return the rows, best first; log-probs of a sequence's tokens to 5 digits."""
+
+        def plain(x: Any) -> Any:
+            if not isinstance(x, np.ndarray):
+                return x
+            return [float(f"{one:.5g}") for one in x.tolist()] if x.dtype == np.float64 else x.tolist()
+
+        return [kind(**{name: plain(x) for name, x in row.items()}) for _, row in self.rows]
 
 
 # ---------------------------------------------------------------- worst and typical sequences, worst tokens
@@ -66,17 +69,13 @@ TIES = 1000
 
 
 def observe(terms: Terms, groups: Array) -> State:
-    """Keep rows of a batch on the host.
-
-    Args:
-        terms: those of the main drift.
-        groups: hash of each sequence's group, [S].
-    """
+    """Keep rows of a batch on the host, given the hash of each sequence's group, [S]."""
     batch, runs = terms.batch, terms.tokens.sequences
-    k3, most, lags = runs.mean(terms.k3), runs.max(terms.size), batch.scalars.get("policy_lag")
+    k3, most = runs.mean(terms.k3), runs.max(terms.size)
     numbers = np.nan_to_num(np.stack((k3, runs.sum(terms.delta), np.minimum(most, LARGEST)), axis=1))
     order = hashes(batch, terms.q, terms.p)
-    usual = order / 2.0**64 + 0.5 + [lag == 0 for lag in lags or order * 0 + 1]
+    usual = order / 2.0**64 + 0.5  # by chance, but those of lag 0 first
+    usual += [lag == 0 for lag in batch.scalars.get("policy_lag", [None] * len(order))]
     usual[~runs.filled | ~np.isfinite(k3)] = -1.0
 
     def sequences(scores: Array, many: int) -> Records:
@@ -105,14 +104,13 @@ def _largest(scores: Array, many: int) -> Array:
 
 
 def _named(batch: Batch, at: int) -> Row:
-    """Return the id of a sequence as text, `?` without one, and its step if it is a whole number."""
+    """Return the id of a sequence as text (`?` without one), its step if it is a whole number, its length."""
     name, step = (batch.scalars[key][at] if key in batch.scalars else None for key in ("sequence_id", "step"))
-    known = "?" if name is None else str(name)
-    return {"sequence_id": known, "step": step if isinstance(step, int) else None}
-
-
-def _reward(batch: Batch, at: int) -> float | None:
-    return None if batch.rewards is None else float(batch.rewards[at])
+    known = {
+        "sequence_id": "?" if name is None else str(name),
+        "step": step if isinstance(step, int) else None,
+    }
+    return known | {"length": int(batch.lengths[at])}
 
 
 def _sequence(terms: Terms, at: int, numbers: Array) -> Row:
@@ -127,12 +125,11 @@ def _sequence(terms: Terms, at: int, numbers: Array) -> Row:
     lag = batch.scalars["policy_lag"][at] if "policy_lag" in batch.scalars else None
     k3, delta, most = numbers.tolist()
     return _named(batch, at) | {
-        "length": end - begin,
         "log_ratio_sum": delta,
         "k3_mean": k3,
         "max_abs_log_ratio": most,
         "policy_lag": lag if isinstance(lag, int) else None,
-        "reward": _reward(batch, at),
+        "reward": None if batch.rewards is None else float(batch.rewards[at]),
         "first": first,
         "positions": batch.position[here].copy(),
         "token_ids": np.zeros(0, np.int64) if batch.token_ids is None else batch.token_ids[here].copy(),
@@ -151,7 +148,6 @@ def _token(terms: Terms, at: int) -> Row:
     around = np.nan_to_num(terms.delta[begin:end]).tolist()
     return _named(batch, row) | {
         "position": int(batch.position[at]),
-        "length": last - first,
         "token_id": None if batch.token_ids is None else int(batch.token_ids[at]),
         "rollout_log_prob": float(q[at]),
         "train_log_prob": float(p[at]),
@@ -168,17 +164,10 @@ def worst(state: State) -> Worst:
         [row for row in few if row.policy_lag == 0] or few, key=lambda row: (row.k3_mean, row.sequence_id)
     )
     return Worst(
-        sequences=[_rounded(row) for row in state.records["worst"].read(WorstSequence)],
+        sequences=state.records["worst"].read(WorstSequence),
         tokens=state.records["tokens"].read(WorstToken),
-        typical=[_rounded(row) for row in usual[(len(usual) - 1) // 2 :][:1]],
+        typical=usual[(len(usual) - 1) // 2 :][:1],
     )
-
-
-def _rounded(row: WorstSequence) -> WorstSequence:
-    """Round the log-probs of a sequence's tokens to 5 digits."""
-    logs = (row.log_ratios, row.rollout_log_probs, row.train_log_probs)
-    ratios, rollout, train = ([float(f"{x:.5g}") for x in one] for one in logs)
-    return row._replace(log_ratios=ratios, rollout_log_probs=rollout, train_log_probs=train)
 
 
 # ---------------------------------------------------------------- the sample of the diagnosis
@@ -237,8 +226,7 @@ class Sample:
     @property
     def lengths(self) -> Array:
         """Number of unmasked tokens of each sequence, [S]."""
-        lengths: Array = self.rows[3]
-        return lengths
+        return np.asarray(self.rows[3])
 
     @property
     def full(self) -> bool:
@@ -286,8 +274,9 @@ class Sample:
     def _digested(self) -> Sample:
         """The same with digests of prompts, equal for equal ones only, and with `IN_PROMPT`."""
         prompts, values = self.scalars[PROMPT_IDS], self.values
-        some = [None if x is None else x.astype(np.int64).tobytes() for x in prompts]
-        digests = [None if x is None else blake2b(x, digest_size=8).hexdigest() for x in some]
+        digests = [
+            x if x is None else blake2b(x.astype(np.int64).tobytes()).hexdigest()[:16] for x in prompts
+        ]
         if "token_ids" in values and prompts:
             each = zip(np.split(values["token_ids"], np.cumsum(self.lengths)[:-1]), prompts, strict=True)
             known = [np.isin(ids, () if prompt is None else prompt) for ids, prompt in each]
@@ -338,8 +327,8 @@ def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Pr
 
     A token is dropped if it is rejected, vetoed or of weight 0, a sequence if all its tokens are.
     """
-    batch, evaluator, runs, a = terms.batch, terms.tokens, terms.tokens.sequences, terms.batch.advantages
-    columns, records, total = terms.tokens.counts, dict[str, Any](), runs.sum(terms.delta)
+    batch, runs, a = terms.batch, terms.tokens.sequences, terms.batch.advantages
+    columns, records, total = dict(terms.tokens.counts), dict[str, Any](), runs.sum(terms.delta)
     units: dict[str, Any] = {
         "tokens": (runs.sum, terms.delta, a),
         "sequences": (np.asarray, total, None if a is None else runs.mean(a)),
@@ -348,7 +337,7 @@ def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Pr
     def add(name: str, **flags: Array) -> None:
         for unit, flagged in flags.items():
             summed, delta, advantage = units[unit]
-            of_unit = {"count": flagged, "delta": np.where(flagged, delta, 0.0)}
+            of_unit = {"count": flagged, "log_ratio": np.where(flagged, delta, 0.0)}
             if advantage is not None:
                 of_unit |= {"positive": flagged & (advantage > 0), "negative": flagged & (advantage < 0)}
             sums = {column: summed(x.astype(np.float64)) for column, x in of_unit.items()}
@@ -357,21 +346,24 @@ def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Pr
                 sums["reward"] = sums["count"] * batch.rewards
             columns.update({f"{name}|{unit}.{column}": x for column, x in sums.items()})
 
-    kept = {preset: _kept(evaluator, preset) for pair in pairs for preset in pair}
+    kept = {preset: _kept(terms.tokens, preset) for pair in pairs for preset in pair}
     add(EVERY, tokens=np.ones(batch.tokens, np.bool_), sequences=runs.filled)
     for ours, theirs in _ways(pairs):
-        lost = kept[theirs] & ~kept[ours]
-        many, sizes = runs.count(lost), np.abs(np.nan_to_num(total))
-        add(f"{ours.name}>{theirs.name}", tokens=lost, sequences=(many > 0) & (runs.count(kept[ours]) == 0))
+        name, lost, sizes = f"{ours.name}>{theirs.name}", kept[theirs] & ~kept[ours], np.nan_to_num(total)
+        many = runs.count(lost)
+        add(name, tokens=lost, sequences=(many > 0) & (runs.count(kept[ours]) == 0))
         losing = np.flatnonzero(many)
-        examples = [
-            _named(batch, at)
-            | {"length": int(batch.lengths[at]), "tokens": int(many[at])}
-            | {"log_ratio_sum": float(np.nan_to_num(total[at])), "reward": _reward(batch, at)}
-            for at in losing[np.argsort(-sizes[losing], kind="stable")[:EXAMPLES]].tolist()
-        ]
-        scored = [(abs(row["log_ratio_sum"]), row) for row in examples]
-        records[f"drops.{ours.name}>{theirs.name}"] = Records.of(EXAMPLES, scored)
+        losing = losing[np.argsort(-np.abs(sizes[losing]), kind="stable")[:EXAMPLES]]
+        rewards = [None] * len(losing) if batch.rewards is None else batch.rewards[losing].tolist()
+        records[f"drops.{name}"] = Records.of(
+            EXAMPLES,
+            [
+                (abs(size), _named(batch, at) | {"tokens": int(n), "log_ratio_sum": size, "reward": reward})
+                for at, n, size, reward in zip(
+                    losing.tolist(), many[losing], sizes[losing].tolist(), rewards, strict=True
+                )
+            ],
+        )
     return State(tables={"drops": Table.of(columns, buckets)}, records=records)
 
 
@@ -407,9 +399,8 @@ SUBSET = (
     Formula("reward", "", "", "mean reward of their sequences", mean("reward", "count"), AS_SEEN),
     Formula("positive", "fraction", "", "share with A > 0", mean("positive", "count")),
     Formula("negative", "fraction", "", "share with A < 0", mean("negative", "count")),
-    Formula("log_ratio", "nats", "", "mean Δ; of sequences mean ΣΔ", mean("delta", "count")),
+    Formula("log_ratio", "nats", "", "mean Δ; of sequences mean ΣΔ", mean("log_ratio", "count")),
 )
-LACKING = {"reward": ["rewards"], "positive": ["advantages"], "negative": ["advantages"]}
 
 
 def _subset(reader: Reader, name: str, unit: str) -> Subset:
@@ -417,6 +408,9 @@ def _subset(reader: Reader, name: str, unit: str) -> Subset:
     share = Formula("share", "fraction", unit, f"share of all {unit}", lambda get: get("count") / get(unit))
     numbers = {share.name: reader.number(share, prefix)}
     for row in (replace(row, over=f"these {unit}") for row in SUBSET):
-        known = row.name not in LACKING or prefix + row.name in reader.drawn
-        numbers[row.name] = reader.number(row, prefix) if known else missing(row, LACKING[row.name])
+        known, lacking = (
+            prefix + row.name in reader.drawn,
+            "rewards" if row.name == "reward" else "advantages",
+        )
+        numbers[row.name] = reader.number(row, prefix) if known else missing(row, [lacking])
     return Subset(count=round(float(reader.drawn[f"{prefix}count"][0])), numbers=numbers)
