@@ -2,7 +2,7 @@
 
 A number of a pair of policies has its name alone for rollout → old (drift 1), or after `drift2.` (old →
 current) or `total.` (rollout → current); a number of a preset has it after the preset's name. Formula and
-unit stand with the formulas themselves, in `engine/`. Nothing heavy is imported, so that results are gated
+unit stand with the formulas themselves, in `core/`. Nothing heavy is imported, so that results are gated
 and drawn without numpy.
 """
 
