@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from offpol_diag.core.devices import fetched
 from offpol_diag.core.evaluate import Evaluator
 from offpol_diag.core.formulas import batch_cut
 from offpol_diag.core.segments import Segments
@@ -65,14 +64,14 @@ def weights_and_mask(
 
 def batch_of(tokens: Evaluator, counted: Tensor) -> Batch:
     """Copy packed tokens to the host, as a batch of a dump."""
-    columns: dict[str, Any] = {policy: fetched([x]) for policy, x in tokens.log_probs.items()}
-    lengths = fetched([tokens.sequences.lengths])
+    columns: dict[str, Any] = {policy: x.cpu().numpy() for policy, x in tokens.log_probs.items()}
+    lengths = tokens.sequences.lengths.cpu().numpy()
     return Batch(
-        cu_seqlens=fetched([tokens.sequences.offsets]),
-        cu_runs=fetched([tokens.turns.offsets]),
-        position=fetched([counted.nonzero()[:, 1]]),
+        cu_seqlens=tokens.sequences.offsets.cpu().numpy(),
+        cu_runs=tokens.turns.offsets.cpu().numpy(),
+        position=counted.nonzero()[:, 1].cpu().numpy(),
         key=np.arange(len(lengths)),
         masked=counted.shape[1] - lengths,
-        advantages=None if tokens.advantages is None else fetched([tokens.advantages]),
+        advantages=None if tokens.advantages is None else tokens.advantages.cpu().numpy(),
         **columns,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -23,16 +23,6 @@ def sent(x: Array, device: str) -> Array:
     if device.startswith("cuda"):
         tensor = tensor.pin_memory()  # a copy from other memory would wait
     return tensor.to(device, non_blocking=True)
-
-
-def fetched(parts: Sequence[Array]) -> np.ndarray:
-    """Join arrays along their last axis, as numpy's; of a GPU's this waits for them."""
-    if isinstance(parts[0], np.ndarray):
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, -1)
-    import torch
-
-    result: np.ndarray = torch.cat(list(parts), -1).cpu().numpy()
-    return result
 
 
 def to_host(columns: Mapping[str, Array]) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from offpol_diag.core.devices import fetched
+from offpol_diag.core.devices import to_host
 from offpol_diag.core.gap import Drift, Tokens
 from offpol_diag.core.state import Array
 from offpol_diag.core.steps import steps as steps_of
@@ -104,9 +104,10 @@ def table(tokens: Tokens, main: Drift, presets: Sequence[Preset], columns: Mappi
     for preset in presets:
         kept, vetoed = (columns[f"{preset.name}|{name}"] for name in ("kept", "vetoed"))
         weight, nothing = steps_of(preset).weight, pa.nulls(batch.sequences, pa.float64())
+        over_all = to_host({"w": tokens.over_all(weight)})["w"] if weight else nothing
         rows |= {
             f"{preset.name}.kept_tokens": pa.array(kept.astype(np.int64)),
-            f"{preset.name}.weight_sum": pa.array(fetched([tokens.over_all(weight)])) if weight else nothing,
+            f"{preset.name}.weight_sum": pa.array(over_all),
             f"{preset.name}.vetoed": pa.array(vetoed.astype(np.bool_)),
         }
     return pa.table(rows)
