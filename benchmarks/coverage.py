@@ -1,11 +1,11 @@
 """How often the 95% intervals hold the truth, on dumps drawn from policies whose true numbers are known.
 
-    python benchmarks/coverage.py [--groups 5 8 32 …] [--dumps 250] [--write]
+    python benchmarks/coverage.py [--groups 5 8 32 …] [--dumps 500] [--write]
 
 Eight responses to a prompt; prompts and responses differ in length and in the size of the mismatch. Beside
 the intervals as they are, from 512 draws of at most 256 buckets of prompts, stand those from 256 draws of
 every prompt, on the same dumps. Every dump has a seed of its own: the counts are the same on every machine.
---write puts the table into docs/how-often-it-is-right.md. All of it takes two minutes on two cores.
+--write puts the table into docs/how-often-it-is-right.md. All of it takes two to three minutes on two cores.
 """
 
 from __future__ import annotations
@@ -220,11 +220,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--groups", type=int, nargs="*", default=GROUPS)
-    parser.add_argument("--dumps", type=int, default=250, help="of each; fewer where there are many groups")
+    parser.add_argument("--dumps", type=int, default=500, help="of each; fewer where there are many groups")
     parser.add_argument("--write", action="store_true", help="put the table into the page")
     asked = parser.parse_args()
     with ProcessPoolExecutor(2) as pool:
-        few = {many: min(asked.dumps, max(100_000 // many, 30)) for many in asked.groups}
+        few = {many: min(asked.dumps, max(200_000 // many, 60)) for many in asked.groups}
         jobs = {
             (place, many): pool.submit(cell, place, many, few[many])
             for place, many in product(range(len(WORLDS)), asked.groups)
