@@ -17,7 +17,6 @@ from offpol_diag.core.segments import Array, counting, namespace, next_above, so
 
 LARGEST = 345.0
 """|log-ratio| that is exponentiated at most: e^(2 · 345) is still a float64."""
-LARGEST_MINUS_1 = math.expm1(LARGEST)
 SMOOTHING = 1e-8
 """Added to the probability of "another token" before its log (SkyRL, verl)."""
 LEAST_PROBABILITY = 1e-8

@@ -48,7 +48,7 @@ class DumpFacts(Model):
     sequences: Whole = Field(description="rows with at least one unmasked token")
     tokens: Whole = Field(description="unmasked tokens")
     masked_tokens: Whole
-    groups: Whole = Field(description="distinct groups (prompts): the units of the bootstrap")
+    groups: Whole = Field(description="distinct groups (a prompt of a step): units of the bootstrap")
     groups_exact: bool = True
     mean_length: float
     max_length: Whole
