@@ -292,11 +292,12 @@ def _sorted(places: Array, buckets: Array) -> tuple[Array, Array]:
 def largest_of(x: Array, k: int) -> Array:
     """Return the k largest of x [..., N] along the last axis, falling; −inf where there are fewer."""
     beyond = x.shape[-1] - k
-    if beyond > 2 * k:
-        x = np.partition(x, beyond, axis=-1)[..., beyond:]
-    elif beyond < 0:
+    if beyond < 0:
         x = np.concatenate((x, np.full((*x.shape[:-1], -beyond), -np.inf)), axis=-1)
-    rising = np.sort(x, axis=-1, kind="stable")  # which takes sorted parts as they are
+    if beyond > 2 * k:
+        rising = np.sort(np.partition(x, beyond, axis=-1)[..., beyond:], axis=-1)
+    else:
+        rising = np.sort(x, axis=-1, kind="stable")  # which takes sorted parts as they are
     result: Array = rising[..., ::-1][..., :k].copy()
     return result
 
