@@ -6,16 +6,15 @@ finite.
 
 from __future__ import annotations
 
-import sys
 from functools import cached_property
 
 from offpol_diag.core import formulas as f
 from offpol_diag.core.evaluate import INF, Evaluator, once
 from offpol_diag.core.segments import Array, floats
 from offpol_diag.core.steps import PolicyLoss, SequenceMask, Steps, TokenMask, VetoBounds, Weighting
+from offpol_diag.number import LARGEST
 from offpol_diag.presets import Policy
 
-LARGEST = sys.float_info.max
 LARGEST_SUM = 2 * f.LARGEST
 """Largest log of a sequence's number that is exponentiated: e^690 is still a float64."""
 Columns = dict[str, Array]
