@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from offpol_diag.core.evaluate import Evaluator
 from offpol_diag.core.gap import Terms
 from offpol_diag.core.intervals import AS_SEEN, Formula, Reader, mean, missing
 from offpol_diag.core.state import Array, State, Table, mix
@@ -346,40 +345,30 @@ def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Pr
                 sums["reward"] = sums["count"] * batch.rewards
             columns.update({f"{name}|{unit}.{column}": x for column, x in sums.items()})
 
-    kept = {preset: _kept(terms.tokens, preset) for pair in pairs for preset in pair}
+    kept: dict[Preset, Array] = {}
+    for preset in dict.fromkeys(preset for pair in pairs for preset in pair):
+        own = steps(preset)
+        kept[preset] = terms.tokens.kept(own.tokens, own.sequences)
+        if own.weight is not None and own.weight.may_be_zero:
+            some = terms.tokens.weight(own.weight) != 0
+            kept[preset] = kept[preset] & (some if own.weight.on_tokens else runs.spread(some))
     add(EVERY, tokens=np.ones(batch.tokens, np.bool_), sequences=runs.filled)
     for ours, theirs in _ways(pairs):
         name, lost, sizes = f"{ours.name}>{theirs.name}", kept[theirs] & ~kept[ours], np.nan_to_num(total)
         many = runs.count(lost)
         add(name, tokens=lost, sequences=(many > 0) & (runs.count(kept[ours]) == 0))
-        losing = np.flatnonzero(many)
-        losing = losing[np.argsort(-np.abs(sizes[losing]), kind="stable")[:EXAMPLES]]
-        rewards = [None] * len(losing) if batch.rewards is None else batch.rewards[losing].tolist()
-        records[f"drops.{name}"] = Records.of(
-            EXAMPLES,
-            [
-                (abs(size), _named(batch, at) | {"tokens": int(n), "log_ratio_sum": size, "reward": reward})
-                for at, n, size, reward in zip(
-                    losing.tolist(), many[losing], sizes[losing].tolist(), rewards, strict=True
-                )
-            ],
-        )
+        examples = []
+        for at in _largest(np.abs(sizes) * (many > 0), EXAMPLES).tolist():
+            reward = None if batch.rewards is None else float(batch.rewards[at])
+            row: Row = {"tokens": int(many[at]), "log_ratio_sum": float(sizes[at]), "reward": reward}
+            examples.append((abs(row["log_ratio_sum"]), _named(batch, at) | row))
+        records[f"drops.{name}"] = Records.of(EXAMPLES, examples)
     return State(tables={"drops": Table.of(columns, buckets)}, records=records)
 
 
 def _ways(pairs: Sequence[tuple[Preset, Preset]]) -> list[tuple[Preset, Preset]]:
     """Return who drops and who keeps: of each pair the second drops, then the first."""
     return [way for one, other in pairs for way in ((other, one), (one, other))]
-
-
-def _kept(evaluator: Evaluator, preset: Preset) -> Array:
-    """Return the tokens that a preset keeps with a weight that is not 0, [T] bool."""
-    own = steps(preset)
-    kept: Array = evaluator.kept(own.tokens, own.sequences)
-    if own.weight is None or not own.weight.may_be_zero:
-        return kept
-    nonzero: Array = evaluator.weight(own.weight) != 0
-    return kept & (nonzero if own.weight.on_tokens else evaluator.sequences.spread(nonzero))
 
 
 def dropped(state: State, seed: int, pairs: Sequence[tuple[Preset, Preset]]) -> dict[str, Any]:
