@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +39,10 @@ BUFFER = 1 << 20
 """Bytes of a column per read of a local file; remote row groups are fetched with all columns at once."""
 BATCH = 1 << 18
 """Tokens per batch, and decoded at once, unless others are asked for, or a sequence is longer."""
+FINITE: Any = dict.fromkeys(
+    ("parse_constant", "parse_float"), lambda x: y if math.isfinite(y := float(x)) else None
+)
+"""How JSON is read of which a result is made: it holds no infinity, and 1e999 is one."""
 MOST_ROWS = 1 << 13
 """Most sequences per table, and per batch: what is computed of each takes memory however short it is."""
 RECYCLED = (32 << 20) - (64 << 10)
@@ -100,7 +105,7 @@ class Part:
                     number = None if key in words or text is None else int(text)
                     own[key] = pa.scalar(text) if key in words else pa.scalar(number, pa.int64())
                     found = found.append(pa.field(key, own[key].type))
-            said = json.loads((metadata.metadata or {}).get(KEY, b"{}"), parse_constant=lambda _: None)
+            said = json.loads((metadata.metadata or {}).get(KEY, b"{}"), **FINITE)
             groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
             leaves = [f"{metadata.schema.column(at).path}." for at in range(metadata.num_columns)]
         except READ_ERRORS as error:

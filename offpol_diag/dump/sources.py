@@ -115,7 +115,11 @@ def _on_disk(source: str, endings: Sequence[str]) -> Iterator[Location]:
     """Find the files of a path or a glob; a directory is searched."""
     path = Path(unquote(source.removeprefix("file://")) if source.startswith("file://") else source)
     if not source or not (kind(path) or WILDCARDS & {*source}):
-        names = sorted(p.name for p in path.parent.iterdir()) if source and path.parent.is_dir() else []
+        names = (
+            sorted(p.name for p in path.parent.iterdir())
+            if source and kind(path.parent) == "directory"
+            else []
+        )
         near = did_you_mean(path.name, names, key=lambda name: (name.rpartition(".")[0] or name).lower())
         hint = near or f"check the path; relative ones start at {Path.cwd()}"
         raise DumpError(f"{source or 'an empty name'}: no such file or directory", hint)

@@ -238,6 +238,8 @@ def _rows(name: str, value: Any, keep: Array | None, lengths: Sequence[int] | No
 def _numbers(name: str, value: Any) -> Array:
     """Return a tensor on any device, or an array-like, as numbers; text, None and booleans are refused."""
     if hasattr(value, "detach"):
+        if value.is_meta:
+            raise ValueError("a tensor on the device meta, which holds no numbers")
         value = value.detach().cpu()
         narrow = str(value.dtype).startswith(("torch.bfloat16", "torch.float8"))  # types that numpy lacks
         value = value.float() if narrow else value
