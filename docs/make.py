@@ -30,7 +30,7 @@ from offpol_diag.presets.formulas import rejection, veto, weight
 from offpol_diag.report import answered
 from offpol_diag.report.terminal import terminal
 from offpol_diag.result import Result
-from offpol_diag.trainers import TRAINERS
+from offpol_diag.trainers import TRAINERS, table
 
 HERE = Path(__file__).parent
 FAMILIES: Mapping[str, str] = tomllib.loads((HERE / "families.toml").read_text("utf-8"))
@@ -90,7 +90,9 @@ ready to paste. `logs`: the trainer, and the generation, that it is of. The file
 
 
 def _read(trainer: str) -> Sequence[str]:
-    return trainer, re.sub(r"^([\w.-]+/[\w.-]+)", r"[\1](https://github.com/\1)", TRAINERS[trainer].read)
+    own = table(trainer)
+    date, commit = own["form"][0]["read"].split()
+    return trainer, f"[{own['repository']}](https://github.com/{own['repository']}) {commit}, {date}"
 
 
 def _family(word: str, text: str, rows: Sequence[Sequence[str]]) -> str:
@@ -121,7 +123,7 @@ def linked(source: str) -> str:
 
 def _link(found: re.Match[str]) -> str:
     name, commit, date, file, lines = found.groups()
-    repository = name if "/" in name else TRAINERS[name.lower()].read.split()[0]
+    repository = name if "/" in name else table(name.lower())["repository"]
     if file is None:
         return f"{name} [{commit}](https://github.com/{repository}/commit/{commit}) ({date})"
     first, _, last = lines.split(",")[0].partition("-")

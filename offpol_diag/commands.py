@@ -112,7 +112,7 @@ def _nothing_to_compare(
 def check(paths: Sequence[str], request: requests.Check, say: Say = silent) -> Checked:
     """Compute what a trainer logs of a dump, and lay its own curves beside it where they are given."""
     from offpol_diag.check import checked, curves, numbers
-    from offpol_diag.trainers import DEFAULTS
+    from offpol_diag.trainers import defaults
 
     known, asked, logged = catalogue(request), presets_of(request, say), curves(request.logged or ())
     dump = opened(paths, request)
@@ -121,7 +121,7 @@ def check(paths: Sequence[str], request: requests.Check, say: Say = silent) -> C
         usually = usual(dump, request, trainer)
         summary = advised(examined(opened(paths, request), request, usually, say), "check")
         best = summary.recommendation.method if summary.recommendation else None
-        names = dict.fromkeys((best or usually[0].name, *DEFAULTS.get(trainer, ())[:1]))
+        names = dict.fromkeys((best or usually[0].name, *defaults(trainer)[:1]))
         asked = tuple(known[name] for name in names)
     found = numbers(dump, asked, trainer, generation)
     if not found:
@@ -313,9 +313,9 @@ def presets_of(request: requests.Analyze | requests.Compare | requests.Check, sa
 
 def usual(dump: Dump, request: Request, trainer: str | None = None) -> tuple[Preset, ...]:
     """Return the presets that are evaluated of a dump where none are named."""
-    from offpol_diag.trainers import DEFAULTS, named_in
+    from offpol_diag.trainers import defaults, named_in
 
-    further = DEFAULTS.get(trainer or named_in(dump.info.provenance), ())
+    further = defaults(trainer or named_in(dump.info.provenance))
     return catalogue(request).usual(dump.info.columns, further)
 
 

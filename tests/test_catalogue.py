@@ -16,7 +16,7 @@ from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, WeightOver
 from offpol_diag.presets.catalogue import Catalogue, load, plain, words
 from offpol_diag.presets.formulas import method
 from offpol_diag.presets.grammar import LOGS
-from offpol_diag.trainers import DEFAULTS, TRAINERS, sayable
+from offpol_diag.trainers import TRAINERS, defaults, sayable
 
 SHIPPED = load()
 
@@ -356,7 +356,7 @@ def test_twenty_methods_are_evaluated_by_default_and_those_of_the_dumps_trainer(
     assert len(usual) == 20
     assert tuple(one.name for one in usual) == SHIPPED.default
     assert "m2po" not in SHIPPED.default
-    trls = SHIPPED.usual(OLD, DEFAULTS["trl"])
+    trls = SHIPPED.usual(OLD, defaults("trl"))
     assert trls == (
         *usual,
         *SHIPPED.resolve("seq_icepop@inf..3,token_is@3,token_icepop@inf..3,seq_is@3"),
@@ -370,10 +370,10 @@ def test_without_the_old_policy_the_bypass_methods_stand_in_place_of_those_that_
     assert len(names) == 11
 
 
-@pytest.mark.parametrize("trainer", DEFAULTS)
+@pytest.mark.parametrize("trainer", [name for name in TRAINERS if defaults(name)])
 def test_the_defaults_of_a_trainer_are_its_own_and_at_most_six(trainer: str) -> None:
-    rows = SHIPPED.resolve(",".join(DEFAULTS[trainer]))
-    assert len(rows) == len(DEFAULTS[trainer]) <= 6
+    rows = SHIPPED.resolve(",".join(defaults(trainer)))
+    assert len(rows) == len(defaults(trainer)) <= 6
     assert not {one.name for one in rows} & set(SHIPPED.default)
     assert all(sayable(one, (trainer,)) for one in rows)
 

@@ -23,7 +23,7 @@ from offpol_diag.cli import COMMANDS, app, exits, output, settings
 from offpol_diag.cli.exits import exit_codes
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.presets.catalogue import load
-from offpol_diag.trainers import DEFAULTS
+from offpol_diag.trainers import defaults
 from tests.factory import DumpFile
 
 SCRIPT = (sys.executable, "-m", "offpol_diag")
@@ -558,7 +558,7 @@ def test_without_presets_there_are_the_usual_ones_and_those_of_the_trainer(comma
     assert made(*["--no-html"] * analyze) == list(load().default)
     assert len(made("--presets", "all", *["--no-html"] * analyze)) == len(load())
     if analyze:
-        assert made("--no-html", "--for", "trl") == [*load().default, *DEFAULTS["trl"]]
+        assert made("--no-html", "--for", "trl") == [*load().default, *defaults("trl")]
 
 
 # ---------------------------------------------------------------- defaults

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from offpol_diag.presets.catalogue import load
-from offpol_diag.trainers import TRAINERS
+from offpol_diag.trainers import TRAINERS, table
 
 MAKE = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "make.py"))
 CITED, linked = MAKE["CITED"], MAKE["linked"]
@@ -31,17 +31,19 @@ def _precise(source: str) -> bool:
 
 
 def test_a_commit_has_one_date_everywhere() -> None:
-    texts = [one.source for one in load().values()] + [one.read for one in TRAINERS.values()]
     dates = defaultdict(set)
-    for found in CITED.finditer("\n".join(texts)):
+    for found in CITED.finditer("\n".join(one.source for one in load().values())):
         dates[found[2][:8]].add(found[3])
+    for read in (form["read"] for trainer in TRAINERS for form in table(trainer)["form"]):
+        dates[read.split()[1][:8]].add(read.split()[0])
 
     assert {commit: date for commit, date in dates.items() if len(date) > 1} == {}
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_a_trainers_table_says_until_when_it_was_read(trainer: str) -> None:
-    assert re.match(r"[\w.-]+/[\w.-]+ .*20\d\d-\d\d-\d\d", TRAINERS[trainer].read)
+def test_every_form_of_a_trainers_keys_says_when_it_was_read(trainer: str) -> None:
+    for form in table(trainer)["form"]:
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d [0-9a-f]{8,9}", form["read"])
 
 
 def test_a_citation_links_to_its_lines() -> None:

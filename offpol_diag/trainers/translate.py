@@ -1,0 +1,397 @@
+"""A preset in a trainer's own keys: rows of the trainer's table take its parts, and none may be left.
+
+A trainer is a table, `TRAINER.toml` beside this file. Its forms are the spellings that its keys have had,
+the newest first. The rows of a form are tried in turn, each as often as it matches:
+
+    policy, loss        the preset's, or lists of those allowed. A row with `loss` says the loss: one must,
+                        and once one has, no other is tried.
+    weight, rule, veto  the part's own fields with the values allowed: the row takes such a part, if no row
+                        before has. `true` or `false`: the preset has one, or none.
+    limits              expressions that must hold
+    set                 what is set; an undefined value sets nothing. `PLACE.key` is below `prefix.PLACE` of
+                        the form, and a key alone below its prefix "".
+    clip = true         sets the clip of the loss by the form's `clip`, if it is not the default
+    since, note         the version that knows these keys, if later than the form's; a remark
+    cannot              why a preset with what the row takes is refused
+    join, mirror        values of a row that matches again follow a comma; all keys so far are set below here
+
+A text that begins with `= ` is an expression in Jinja's syntax of the `preset`, the parts taken, the
+`settings` so far, the form's `maps` and FUNCTIONS. A row must look at each field of a part it takes that does
+something, else it does not match: so nothing is dropped in silence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, Undefined
+
+from offpol_diag.errors import ConfigError, UsageError, did_you_mean
+from offpol_diag.presets import Preset, Reject, Veto, Weight, catalogue, formulas
+from offpol_diag.trainers import remarks
+from offpol_diag.trainers.writers import Settings, Snippet, number, snippets
+
+Part = Weight | Reject | Veto
+Table = Mapping[str, Any]
+KINDS = {"weight": Weight, "rule": Reject, "veto": Veto}
+HERE = Path(__file__).parent
+COMMON = (
+    *("verl", "trl", "ms-swift", "openrlhf", "nemo-rl", "slime", "miles", "areal", "prime-rl", "skyrl"),
+    *("flash-rl", "colossalai"),
+)
+"""The order in which trainers are listed; any other follows."""
+TRAINERS = tuple(
+    sorted(
+        {path.stem for path in HERE.glob("*.toml")} - {"ours"},
+        key=lambda name: (COMMON.index(name) if name in COMMON else len(COMMON), name),
+    )
+)
+GUARDS = frozenset({"safety", "safety_at", "overflow"})
+"""Fields that no trainer has a key for: where they differ, a remark says so."""
+IDLE = (1e-9, 1e9)
+"""Bounds that a ratio whose logarithm is clamped to ±20 never reaches: e^20 = 4.9e8."""
+UNCLIPPED = ("reinforce", "surrogate")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A preset in a trainer's own syntax.
+
+    Attributes:
+        preset: the preset's name.
+        trainer: the trainer's name.
+        snippets: blocks, for the newest version first.
+        remarks: differences from the preset as computed here; never in the bounds, the quantities they
+            apply to, or what is rejected.
+    """
+
+    preset: str
+    trainer: str
+    snippets: tuple[Snippet, ...]
+    remarks: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """Return the full text to paste; remarks and headings are `#` comments, valid in every language."""
+        lines = [f"# {self.preset} for {self.trainer}", *(f"# {remark}" for remark in self.remarks)]
+        for one in self.snippets:
+            words = (one.file, one.versions, one.title, f"keys read at {one.read}")
+            lines.append(f"\n# {', '.join(filter(None, words))}\n{one.text or '# nothing to set'}")
+        return "\n".join(lines) + "\n"
+
+
+# ---------------------------------------------------------------- trainers
+
+
+@cache
+def table(trainer: str) -> Table:
+    """Return a trainer's table."""
+    return tomllib.loads((HERE / f"{trainer}.toml").read_text("utf-8"))
+
+
+def trainer_named(name: str) -> str:
+    """Return a trainer's canonical name; ignores case, and takes `_` for `-`.
+
+    Raises:
+        UsageError: there is no trainer of this name.
+    """
+    result = name.strip().lower().replace("_", "-")
+    if result not in TRAINERS:
+        known = f'unknown trainer "{name}"; there are {", ".join(TRAINERS)}'
+        raise UsageError(known, did_you_mean(result, list(TRAINERS)) or "name one of these")
+    return result
+
+
+def named_in(provenance: Mapping[str, object]) -> str:
+    """Return the trainer that a dump's metadata names; empty if it names none that is known."""
+    said = re.split(r"[^a-z0-9-]+", str(provenance.get("trainer", "")).lower().replace("_", "-"))
+    return next((name for name in TRAINERS if name in said), "")
+
+
+def defaults(trainer: str) -> tuple[str, ...]:
+    """Return a trainer's own methods at its default thresholds, where the usual presets lack them."""
+    return tuple(table(trainer).get("defaults", ())) if trainer in TRAINERS else ()
+
+
+def config_for(preset: Preset, trainer: str) -> Config:
+    """Return the preset in the trainer's own syntax.
+
+    Raises:
+        ConfigError: the trainer cannot express it; the message names the part, the hint the nearest preset
+            that it can express, and other trainers.
+        UsageError: no such trainer.
+    """
+    name = trainer_named(trainer)
+    try:
+        return configured(preset, name)
+    except ConfigError as error:
+        near, able = nearest(preset, name), ", ".join(sayable(preset))
+        hint = f"its config can be printed for {able}" if able else "no trainer's config can say it"
+        hint = f"nearest: {near}; {hint}" if near else hint
+        raise ConfigError(f"{name} cannot say {preset.name}: {error.message}", hint) from error
+
+
+def sayable(preset: Preset, trainers: Iterable[str] = TRAINERS) -> tuple[str, ...]:
+    """List the trainers that can express the preset."""
+    result = []
+    for name in trainers:
+        with contextlib.suppress(ConfigError):
+            configured(preset, name)
+            result.append(name)
+    return tuple(result)
+
+
+def nearest(preset: Preset, trainer: str) -> str:
+    """Return the preset with most of this one's parts, and no others, that the trainer can say; else ""."""
+
+    def kinds(one: Preset) -> set[tuple[object, ...]]:
+        found: set[tuple[object, ...]] = {(rule.statistic, rule.over, rule.advantage) for rule in one.reject}
+        found |= {(one.weight.over, one.weight.action, one.weight.normalize)} if one.weight else set()
+        return found | ({("veto",)} if one.veto else set())
+
+    some = {name: kinds(one) for name, one in catalogue.load().items() if one.policy == preset.policy}
+    subsets = {name: len(own) for name, own in some.items() if own and own <= kinds(preset)}
+    able = (name for name in sorted(subsets, key=lambda name: -subsets[name]))
+    return next((name for name in able if sayable(catalogue.load()[name], (trainer,))), "")
+
+
+def configured(preset: Preset, trainer: str) -> Config:
+    """Return the preset in each spelling that is shown, the newest first.
+
+    A form with `logs` or `otherwise` is shown for presets that log so, or where no newer form can say the
+    preset; any, only where versions know it that are older than those of the forms before it.
+
+    Raises:
+        ConfigError: no form can express it; the message is the part that the newest cannot express.
+    """
+    own, found, refused, notes = table(trainer), list[Snippet](), list[ConfigError](), list[str]()
+    oldest, newest = "", dict[str, Any]()
+    for form in own["form"]:
+        asked = preset.logs in form.get("logs", ()) or (form.get("otherwise", False) and not found)
+        if ("logs" in form or "otherwise" in form) and not asked:
+            continue
+        try:
+            settings, since, said = block(preset, form)
+        except ConfigError as error:
+            refused.append(error)
+            continue
+        if found and not (settings and version(since) < version(oldest)):
+            continue
+        newest, oldest, until, named = newest or form, since, form.get("until", ""), bool(since and settings)
+        versions = (
+            own["name"] + (f" from {since}" if named else "") + (f", before {until}" * bool(named and until))
+        )
+        read = ", ".join(form["read"].split())
+        found += snippets(settings, own, versions=versions, read=read, current=not until)
+        notes += said
+    if not found:
+        raise refused[0]
+    if "until" in newest:
+        notes.append(f"{own['name']} from {newest['until']} cannot say this: {refused[0].message}")
+    kept = evaluated(newest.get("guards", {}).get("denominator", "all"), {"preset": preset})
+    notes += remarks.guards(preset, newest.get("guards", {}), kept)
+    return Config(preset.name, trainer, tuple(found), tuple(dict.fromkeys(filter(None, notes))))
+
+
+def version(since: str) -> tuple[int, ...]:
+    """Return a version, or a date, as numbers: 0.9.1 is before 0.10.2, and that before 2026-09."""
+    return tuple(map(int, re.findall(r"\d+", since)))
+
+
+# ---------------------------------------------------------------- one form
+
+
+def block(preset: Preset, form: Table) -> tuple[Settings, str, list[str]]:
+    """Return the settings in one form, the first version that knows them, and remarks.
+
+    Raises:
+        ConfigError: no row takes a part, or the loss; the message names it.
+    """
+    every = parts(preset, form.get("bands", "keep"))
+    left, settings, drawn, loss = every, Settings(), set[str](), False
+    since, notes = form.get("since", ""), list[str]()
+    known = {**FUNCTIONS, **form.get("maps", {}), "preset": preset, "settings": settings}
+    for row in form["row"]:
+        while not (loss and "loss" in row):
+            names = dict(known)
+            taken = match(row, every, left, names)
+            if taken is None:
+                break
+            if "cannot" in row:
+                raise ConfigError(row["cannot"])
+            made = {key: evaluated(value, names) for key, value in row.get("set", {}).items()}
+            if any(names[kind].unsaid() for kind in KINDS if kind in names):
+                break
+            left = [one for one in left if all(one is not part for part in taken)]
+            for key, value in made.items():
+                if isinstance(value, Undefined):
+                    continue
+                again, before = taken and key in drawn, settings.get(key, "")
+                twice = value in before.split(",") if row.get("join") and again else before != value
+                if again and twice and (not row.get("join") or key == next(iter(made))):
+                    raise ConfigError(f"{worded(taken[-1])} beside another of its kind")
+                settings[key] = f"{before},{value}" if row.get("join") and again else value
+                drawn |= {key} if taken else set()
+            loss, later = loss or "loss" in row, evaluated(row.get("since", ""), names)
+            since = max(since, str(later or ""), key=version)
+            notes.append(row.get("note", ""))
+            settings |= clipped(preset, form["clip"]) if row.get("clip") else {}
+            if "mirror" in row:
+                settings |= {row["mirror"] + key: value for key, value in settings.items() if "." not in key}
+            if not taken:
+                break
+    if left or not loss:
+        raise ConfigError(worded(left[0]) if left else f"its loss, {formulas.LOSSES[preset.loss]}")
+    known["idle"] = any(isinstance(value, float) and value in IDLE for value in settings.values())
+    notes += [one["say"] for one in form.get("notes", ()) if evaluated(one["when"], known)]
+    notes.append(remarks.dual_clip(preset, form["clip"]) if "clip" in form else "")
+    full, places = Settings(), form["prefix"]
+    for key, value in settings.items():
+        head, dot, rest = key.partition(".")
+        full[places[head] + rest if dot and head in places else places.get("", "") + key] = value
+    return full, since, notes
+
+
+def parts(preset: Preset, bands: str) -> list[Part]:
+    """Return the parts of a preset in the one spelling that a form has for a ratio inside a band.
+
+    `split`: a weight that masks is the raw ratio beside a rule with its bounds. `mask`: a weight that is the
+    raw ratio within the bounds of a rule over the same is a weight that masks. `keep`: as it stands.
+    """
+    weight, rules = preset.weight, list(preset.reject)
+    if weight is not None and weight.action == "none":
+        weight = replace(weight, lower=None, upper=None)
+    if weight is not None and not weight.normalize:
+        rule = next((one for one in rules if within(one, weight)), None)
+        if bands == "split" and weight.action == "mask":
+            rules.insert(0, Reject("ratio", weight.over, weight.lower, weight.upper))
+            weight = replace(weight, action="none", lower=None, upper=None)
+        elif bands == "mask" and rule is not None:
+            rules.remove(rule)
+            weight = replace(weight, action="mask", lower=rule.lower, upper=rule.upper)
+    return [part for part in (weight, *rules, preset.veto) if part is not None]
+
+
+def within(rule: Reject, weight: Weight) -> bool:
+    """Return whether a rule on the weight's own ratio keeps only what the weight does not change."""
+    if (rule.statistic, rule.over, rule.advantage) != ("ratio", weight.over, "any"):
+        return False
+    high = weight.upper is None or (rule.upper is not None and rule.upper <= weight.upper)
+    low = weight.lower is None or (rule.lower is not None and rule.lower >= weight.lower)
+    return weight.action == "none" or (weight.action == "truncate" and high and low)
+
+
+def match(
+    row: Table, every: Sequence[Part], left: Sequence[Part], names: dict[str, Any]
+) -> list[Part] | None:
+    """Return the parts that a row takes, and add them to `names`; None where the row does not match."""
+
+    def fits(wanted: Table, one: object) -> bool:
+        values = {key: x if isinstance(x, list) else [x] for key, x in wanted.items()}
+        return all(getattr(one, key) in some for key, some in values.items())
+
+    taken = list[Part]()
+    if not fits({key: row[key] for key in ("policy", "loss") if key in row}, names["preset"]):
+        return None
+    for kind, of in KINDS.items():
+        wanted = row.get(kind)
+        if isinstance(wanted, bool) and wanted != any(isinstance(part, of) for part in every):
+            return None
+        if isinstance(wanted, Mapping):
+            part = next((one for one in left if isinstance(one, of) and fits(wanted, one)), None)
+            if part is None:
+                return None
+            taken.append(part)
+            names[kind] = Read(part, set(wanted))
+    return taken if all(evaluated(limit, names) for limit in row.get("limits", ())) else None
+
+
+class Read:
+    """A part whose fields are remembered once they are read."""
+
+    def __init__(self, part: Part, said: set[str]) -> None:
+        self._part, self._said = part, said
+
+    def __getattr__(self, name: str) -> Any:
+        self._said.add(name)
+        return getattr(self._part, name)
+
+    def unsaid(self) -> set[str]:
+        """Return the fields that do something and that nothing has looked at."""
+        values = {one.name: getattr(self._part, one.name) for one in fields(self._part)}
+        doing = {name for name, value in values.items() if value not in (None, False, "any")}
+        return doing - self._said - GUARDS
+
+
+def worded(part: Part) -> str:
+    """Name a part of a preset by its formula."""
+    if isinstance(part, Weight):
+        return f"the weight {formulas.weight(part)}"
+    if isinstance(part, Reject):
+        return f"the rule that keeps {formulas.rejection((part,))}"
+    return f"the veto on {formulas.veto(part)}"
+
+
+def clipped(preset: Preset, keys: Table) -> Settings:
+    """Return the clip of the loss where it is not the trainer's default; no lower bound is 1, as r > 0.
+
+    Raises:
+        ConfigError: the ratio has no upper clip, which no trainer can express.
+    """
+    clip, result = preset.clip, Settings()
+    if preset.loss in UNCLIPPED:
+        return result
+    if clip.high is None:
+        raise ConfigError("a ratio that the loss does not clip from above")
+    bounds = (1.0 if clip.low is None else clip.low, clip.high)
+    if list(bounds) != keys["default"]:
+        result = (
+            {keys["pair"]: bounds}
+            if "pair" in keys
+            else dict(zip((keys["low"], keys["high"]), bounds, strict=True))
+        )
+    if "dual" in keys and preset.loss != "cispo" and clip.dual not in (None, remarks.DUAL):
+        result[keys["dual"]] = clip.dual
+    return result
+
+
+# ---------------------------------------------------------------- expressions
+
+
+def inverse(bound: float | None) -> float | None:
+    """1/bound, as the shortest number whose own inverse is the bound again: 1.001001001001001 → 0.999."""
+    if not bound:
+        return None
+    some = (float(f"{1 / bound:.{digits}g}") for digits in range(1, 18))
+    return next((x for x in some if x and math.isclose(1 / x, bound, rel_tol=4e-16)), 1 / bound)
+
+
+FUNCTIONS: Mapping[str, Any] = {
+    "num": number,
+    "inv": inverse,
+    "exp": lambda bound: None if bound is None else math.exp(bound),
+    "short": lambda value: float(f"{value:.15g}"),  # 1 − 0.2 is 0.8 there, and 1.2 − 1 is 0.2
+    "inf": math.inf,
+}
+"""What expressions may use besides Jinja's own."""
+JINJA = Environment(autoescape=False)
+
+
+def evaluated(value: Any, names: Mapping[str, Any]) -> Any:
+    """Return a value of a table: an expression's, None for "null", and any other as it stands."""
+    if isinstance(value, str) and value.startswith("= "):
+        return expression(value[2:])(**names)
+    return None if value == "null" else value
+
+
+@cache
+def expression(text: str) -> Any:
+    """Compile an expression."""
+    return JINJA.compile_expression(text, undefined_to_none=False)
