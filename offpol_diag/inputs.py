@@ -50,7 +50,7 @@ def _write_columns(columns: Mapping[str, Any], file: Path) -> None:
     try:
         named = {ours.get(name, name): values for name, values in columns.items()}
         write_table(to_table(named, pa.float64(), refuses=False), file)
-    except (TypeError, ValueError) as slip:
+    except (TypeError, ValueError, NotImplementedError) as slip:  # the last one of a tensor without data
         hint = "give padded tensors [S, L] with a response_mask, or one list per sequence"
         raise UsageError(f"the dict is no dump: {slip}", hint) from slip
 

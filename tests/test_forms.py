@@ -111,12 +111,19 @@ LOGS = {"logprobs": [-1.0], "old_logprobs": [-1.0]}
 LINES: Mapping[str, tuple[bytes, str]] = {
     "list": (lines([LOGS, [1]]), "line 2: list, no JSON object"),
     "empty": (b"", "the file is empty"),
-    "other": (lines([{"prompt": "a", "text": "b"}]), "line 1: no log-probs of the rollout and none of"),
+    "other": (
+        lines([{"prompt": "a", "text": "b"}]),
+        "line 1: no column holds rollout_log_probs, and none old_",
+    ),
+    "infinite": (
+        lines([LOGS | {"step": float("inf")}]),
+        "step is not one plain value per sequence: Float value inf",
+    ),
     "text": (b"hello", "line 1: no JSON"),
     "nested": (lines([LOGS | {"logprobs": [[-1.0]]}]), "(logprobs is no list of num"),
     "words": (lines([LOGS | {"logprobs": ["a"]}]), "(logprobs is no list of num"),
     "deep": (b"{" + b'"a":{' * 100_000, "line 1: no JSON"),
-    "lone": (lines([{"logprobs": [-1.0]}]), "line 1: no log-probs of the trainer"),
+    "lone": (lines([{"logprobs": [-1.0]}]), "line 1: no column holds old_log_probs or current_log_probs"),
     "uneven": (lines([LOGS | {"old_logprobs": [-1.0, -2.0]}]), "old_log_probs, sequence 0: 2 tokens"),
     "changing": (lines([LOGS, {"logprobs": [-1.0], "log_prob": [-1.0]}]), "line 2: no old_log_probs, which"),
     "twice": (lines([LOGS | {"rollout_logps": [-1.0]}]), "can each be"),
@@ -197,19 +204,14 @@ def test_blank_lines_a_mark_at_the_beginning_and_windows_line_ends_are_no_mistak
     assert converted(tmp_path / "a.jsonl")[0] == ROWS
 
 
-def test_scalars_have_the_type_of_the_first_ones(tmp_path: Path) -> None:
-    """Fields that are missing, no number or of another type are null; a number may be written 1 or 1.0."""
-    change: Table = [
-        {"step": None, "attempt": 1},
-        {"step": 3, "attempt": "b"},
-        {"step": 4.0, "host": 7},
-        {"step": float("nan"), "host": None},
-        {"step": float("inf")},
-    ]
+def test_labels_of_several_kinds_are_text_and_what_is_missing_is_null(tmp_path: Path) -> None:
+    """A number may be written 1 or 1.0; what a later table has is stored as the first one is."""
+    change: Table = [{"step": None, "attempt": 1}, {"step": 3, "attempt": "b"}, {"step": 4.0, "host": 7}]
+    change += [{"step": float("nan"), "host": None}]
     found, _ = converted(to_jsonl(tmp_path / "a.jsonl", [a | b for a, b in zip(ROWS, change, strict=False)]))
-    assert [one["step"] for one in found] == [None, 3, 4, None, None]
-    assert [one["host"] for one in found] == ["a", "a", "7", None, "a"]
-    assert [one["attempt"] for one in found] == [1, None, None, None, None]
+    assert [one["step"] for one in found] == [None, 3, 4, None]
+    assert [one["host"] for one in found] == ["a", "a", "7", None]
+    assert [one["attempt"] for one in found] == ["1", "b", None, None]
 
 
 def test_a_canonical_dump_is_read_as_it_is(tmp_path: Path) -> None:
@@ -240,8 +242,7 @@ def test_no_more_than_a_group_of_rows_is_held(tmp_path: Path, monkeypatch: pytes
             most = max(most, alive)
             yield f"row {i}", {"rollout_log_probs": column, "old_log_probs": column}
 
-    for module in (forms, conversion):
-        monkeypatch.setattr(module, "FORMS", (FORMS[-1]._replace(rows=rows),))
+    monkeypatch.setattr(forms, "FORMS", (FORMS[0]._replace(path="", fields="logprobs", rows=rows),))
     convert([str(to_jsonl(tmp_path / "a.jsonl", [LOGS]))], tmp_path / "out.parquet")
     assert most * 5000 < 2 * conversion.GROUP
     groups = pq.ParquetFile(tmp_path / "out.parquet").metadata

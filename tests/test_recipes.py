@@ -395,7 +395,7 @@ def test_the_recipe_for_trl_runs_in_its_trainer(tmp_path: Path, monkeypatch: pyt
     Path("logged.jsonl").write_text(
         "\n".join(map(json.dumps, run.trainer.state.log_history)), encoding="utf-8"
     )
-    checked = offpol_diag.check("dumps", "logged.jsonl")
+    checked = offpol_diag.check("dumps", logged="logged.jsonl")
     assert checked.equal, "the steps are those that TRL logs"
     assert checked.steps == [1, 3]
     assert len(checked.metrics) == 5

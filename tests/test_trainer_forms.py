@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -284,6 +286,19 @@ def prime_rank(folder: Path, made: Written) -> Path:
     return prime_rl(folder, made) / "rank_0.jsonl"
 
 
+class Calls:
+    """An object whose pickle calls a function."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch called",)
+
+
+def with_call(path: Path) -> Path:
+    """Make a pickle of what calls a function of the system."""
+    path.write_bytes(pickle.dumps({"batch_dict": Calls()}))
+    return path
+
+
 ZEROS = changed(lambda one: one.update(prev_logprobs=[[0.0] * len(one["prev_logprobs"][0])]))
 WORDS = {"prev_logprobs": [["a"]]}
 MISTAKES: Sequence[tuple[Callable[..., Path], Callable[[Path], Path], str]] = [
@@ -294,33 +309,47 @@ MISTAKES: Sequence[tuple[Callable[..., Path], Callable[[Path], Path], str]] = [
     (nemo_rl, changed(put(**WORDS), 2), "line 3: not as NeMo-RL writes it (prev_logprobs is no list"),
     (nemo_rl, changed(put(token_ids=[[None] * 20]), 2), "token_ids holds a number that is not whole"),
     (nemo_rl, changed(put(sample_loss_mask=["a"]), 2), "line 3: not as NeMo-RL writes it"),
-    (nemo_rl, ZEROS, "line 1: no log-probs of the trainer"),  # that pass was skipped
+    (nemo_rl, ZEROS, "line 1: no column holds old_log_probs or current"),  # that pass was skipped
     (prime_rank, cut_off, "line 4: no JSON"),
     (prime_rank, changed(put(trainer_logprobs=3), 2), "(trainer_logprobs is no list"),
     (slime, of_torch(put(samples=3)), "13.pt: not as slime writes it"),
     (slime, of_torch(put(samples=["a"])), "sample 0: not as slime writes it"),
-    (slime, of_sample(3, drop("loss_masks")), "sample 3: no field 'response_mask'"),
-    (slime, of_sample(0, drop("log_probs")), "no log-probs of the trainer"),
+    (slime, of_sample(3, drop("loss_masks")), "sample 3: no field 'loss_masks'"),
+    (slime, of_sample(0, drop("log_probs")), "no column holds old_log_probs or current_log_probs"),
     (
         slime,
         of_sample(2, put(response_lengths=10**6)),
         "sample 2: not as slime writes it (the response has no",
     ),
     (slime, of_sample(1, put(log_probs=torch.zeros(3))), "old_log_probs, sequence 1: 3 tokens but"),
+    (
+        slime,
+        of_torch(put(samples=Calls())),
+        "torch.load refuses it (Trying to load unsupported GLOBAL posix.system",
+    ),
+    (slime, of_sample(1, put(log_probs=torch.zeros(1).expand(1 << 40))), "log_probs repeats the numbers of"),
+    (slime, cut_off, "torch.load refuses it ("),
     (ranks, of_data(drop("response_lengths")), "no field 'response_lengths'"),
     (ranks, of_data(put(response_lengths=["a"])), "not as slime writes it"),
     (ranks, of_data(put(log_probs=[["a"]] * 4)), "(log_probs is no list"),
     (ranks, of_data(put(response_lengths=[1 << 30] * 4)), "the response has no length, or one that exceeds"),
     (ranks, of_torch(put(cp_size=2), "13_4.pt"), "for 2 context-parallel ranks"),
     (skyrl, replaced(b"loss_mask", b"loss_musk"), "no field 'loss_mask'"),
+    (skyrl, with_call, "not as SkyRL writes it"),
+    (skyrl, cut_off, "not as SkyRL writes it (pickle data was truncated"),
     (skyrl, replaced(b"float32", b"float16"), "not as SkyRL writes it"),
     (skyrl, replaced(b"float32", b"floatxx"), "not as SkyRL writes it"),
-    (skyrl, replaced(b"InputBatch", b"InputBotch"), "TrainingInputBotch, which"),
 ]
 
 
 @pytest.mark.parametrize(("make", "damage", "says"), MISTAKES, ids=range(len(MISTAKES)))
-def test_a_mistake_is_one_error_with_a_hint(
-    make: Callable[..., Path], damage: Callable[[Path], Path], says: str, tmp_path: Path
+def test_a_mistake_is_one_error_with_a_hint_and_no_code_of_a_pickle_runs(
+    make: Callable[..., Path],
+    damage: Callable[[Path], Path],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     unconvertible(damage(make(tmp_path, MADE)), says)
+    assert not (tmp_path / "called").exists()

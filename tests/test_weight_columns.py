@@ -27,7 +27,6 @@ from tests.forms.written import batch
 LENGTHS = (4, 1, 3)
 LOGS = [[-0.5] * n for n in LENGTHS]
 VERSIONS = [[5, 5, 6, 8], [5], [6, 6, 6]]
-RUNS = [[(0, 5), (2, 6), (3, 8)], [(0, 5)], [(0, 6)]]
 DIGESTS = ("weight_digest_rollout", "weight_digest_train")
 TOLD = {"prompt_length": [12, 0, None], "finish_reason": ["stop", "length", None]}
 TOLD |= {DIGESTS[0]: ["a", "a", None], DIGESTS[1]: ["a", "b", None]}
@@ -45,25 +44,17 @@ def versions(path: Path | str, **options: Any) -> list[int]:
 
 
 FLAT = [version for row in VERSIONS for version in row]
-SPELLINGS = {
-    "per token": pa.array(VERSIONS, pa.list_(pa.int32())),
-}
 
 
 @pytest.mark.parametrize("name", ["weight_versions", "output_versions"])
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_versions_are_read_per_token_however_they_are_spelled(
-    tmp_path: Path, spelling: str, name: str
-) -> None:
-    path = write(tmp_path / "a.parquet", **{name: SPELLINGS[spelling]})
+def test_versions_are_read_per_token_under_either_name(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "a.parquet", **{name: pa.array(VERSIONS, pa.list_(pa.int32()))})
     assert versions(path) == FLAT
     assert open_dump([str(path)]).info.columns["weight_versions"] == name
 
 
-@pytest.mark.parametrize("runs", [False, True])
-def test_lines_of_json_carry_them(tmp_path: Path, runs: bool) -> None:
-    columns = {"rollout_log_probs": LOGS, "old_log_probs": LOGS, **TOLD}
-    columns["weight_versions"] = [[list(run) for run in row] for row in RUNS] if runs else VERSIONS
+def test_lines_of_json_carry_them(tmp_path: Path) -> None:
+    columns = {"rollout_log_probs": LOGS, "old_log_probs": LOGS, "weight_versions": VERSIONS, **TOLD}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -89,12 +80,9 @@ def test_a_dump_of_one_row_per_token_carries_them(tmp_path: Path) -> None:
     assert {name: one.scalars[name] for name in TOLD} == TOLD
 
 
-@pytest.mark.parametrize(
-    "given", [VERSIONS, RUNS, [np.array(row) for row in RUNS]], ids=["tokens", "pairs", "array"]
-)
-def test_what_a_writer_is_given_comes_back(tmp_path: Path, given: Any) -> None:
+def test_what_a_writer_is_given_comes_back(tmp_path: Path) -> None:
     with DumpFile(tmp_path / "a.parquet") as out:
-        out.write(rollout_log_probs=LOGS, old_log_probs=LOGS, weight_versions=given, **TOLD)
+        out.write(rollout_log_probs=LOGS, old_log_probs=LOGS, weight_versions=VERSIONS, **TOLD)
     table = pq.read_table(tmp_path / "a.parquet")
     assert table["weight_versions"].to_pylist() == VERSIONS
     assert {name: table[name].to_pylist() for name in TOLD} == TOLD
@@ -144,9 +132,7 @@ FALLS = {
 
 
 @pytest.mark.parametrize(("given", "says"), FALLS.values(), ids=FALLS)
-def test_versions_that_fall_and_runs_that_are_none_are_bad_input(
-    tmp_path: Path, given: Any, says: str
-) -> None:
+def test_versions_that_fall_are_bad_input(tmp_path: Path, given: Any, says: str) -> None:
     path = write(tmp_path / "a.parquet", weight_versions=given)
     error = refusal(str(path))
     assert error.message.startswith(f"{path}, row group 0, row 0, column 'weight_versions': {says}")
@@ -201,17 +187,9 @@ def of_miles(one: dict[str, Any]) -> list[Any]:
     return [each[:2], [], each[2:]]
 
 
-def test_the_versions_of_slime_and_miles_are_those_of_turns_and_of_spans(tmp_path: Path) -> None:
-    rows = rollouts(tmp_path, [["3"], ["3", "4"], ["3", "4"], ["3", "3"], of_miles, [], ["x"], None])
-    each = [row["weight_versions"] for row in rows]
-    n = [len(row["rollout_log_probs"]) for row in rows]
-    assert each[0] == [3] * n[0]
-    assert each[1] == [3] * 7 + [-1] * 5 + [4] * (n[1] - 12), "a version per turn, between them a tool"
-    assert each[2] == [-1] * n[2], "nothing says where in the turn weights changed"
-    assert each[3] == [3] * n[3]
-    assert each[4] == [4, 4, 4, 6, 6] + [7] * (n[4] - 5)
-    assert [each[i] for i in (5, 6, 7)] == [[-1] * n[i] for i in (5, 6, 7)]
-    assert [row["rollout_version"] for row in rows] == [3, 3, 3, 3, 4, None, None, None]
+def test_the_version_of_slime_and_miles_is_the_first_that_sampled(tmp_path: Path) -> None:
+    rows = rollouts(tmp_path, [["3"], ["4", "3"], of_miles, [], ["x"], None])
+    assert [row["rollout_version"] for row in rows][:6] == [3, 3, 4, None, None, None]
     assert {row["finish_reason"] for row in rows} == {"completed"}
     assert [row["prompt_length"] for row in rows] == [len(prompt) for prompt in batch().prompts]
 

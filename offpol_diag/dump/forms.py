@@ -9,28 +9,22 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import math
 import pickle
 import re
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from functools import cache
 from hashlib import blake2b
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from offpol_diag.dump import schema
-from offpol_diag.dump.schema import COLUMNS, CURRENT, FINISH_REASON, MASK, OLD, ROLLOUT, WEIGHT_VERSIONS
-from offpol_diag.dump.writer import UNKNOWN, spread
+from offpol_diag.dump.schema import COLUMNS, CURRENT, FINISH_REASON, MASK, OLD, ROLLOUT, assigned
+from offpol_diag.dump.writer import Array, as_array
 from offpol_diag.errors import DumpError
 
-Array = npt.NDArray[Any]
 Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row | None]]
 MOST_LINE = 1 << 28
@@ -46,27 +40,29 @@ TOGETHER = "convert the files of all ranks of a rollout together, and none of an
 
 
 @contextmanager
-def explained(where: str, trainer: str) -> Iterator[None]:
-    """Turn what a record that is damaged, or of another version, raises into one error."""
+def explained(where: str | Path, trainer: str) -> Iterator[None]:
+    """Turn what a record or a file that is damaged, or of another version, raises into one error."""
     try:
         yield
     except DumpError:
         raise
     except KeyError as error:
         raise DumpError(f"{where}: no field {error}, which {trainer} writes", AGAIN) from error
-    except (ValueError, TypeError, IndexError, AttributeError, OverflowError, AssertionError) as error:
+    except Exception as error:  # of any type: a damaged pickle raises what its instructions meet
         said = " ".join(str(error).split())[:120] or type(error).__name__
         raise DumpError(f"{where}: not as {trainer} writes it ({said})", AGAIN) from error
 
 
-def numbers(value: Any, name: str = "a column") -> Array:
-    """Return a list of numbers as an array [N]; null is NaN."""
-    found = np.asarray(value)
+def numbers(value: Any, name: str = "a column", dimensions: int = 1) -> Array:
+    """Return a list of numbers or a tensor as an array; null is NaN."""
+    if hasattr(value, "untyped_storage") and value.nbytes > value.untyped_storage().nbytes():
+        raise ValueError(f"{name} repeats the numbers of a smaller tensor")  # it could take any memory
+    found = as_array(value)
     if found.dtype == object:
         found = np.asarray(value, np.float64)
-    if found.size and (found.ndim != 1 or found.dtype.kind not in "fiub"):
+    if found.size and (found.ndim != dimensions or found.dtype.kind not in "fiub"):
         raise ValueError(f"{name} is no list of numbers")
-    return found.reshape(-1) if found.size else np.empty(0, np.float32)
+    return found if found.size else np.empty(0, np.float32)
 
 
 # ---------------------------------------------------------------- JSON lines
@@ -78,16 +74,16 @@ def records(path: Path) -> Iterator[tuple[str, Row]]:
     Raises:
         DumpError: a line is no JSON or too long, or the file unfolds to far more than any dump does.
     """
-    zipped, hint = path.suffix == ".gz", "the file holds one JSON object per line, of one sequence"
+    hint = "the file holds one JSON object per line, of one sequence; was it cut off?"
     try:
         most, seen, number = FREE + FOLD * path.stat().st_size, 0, 0
-        with gzip.open(path) if zipped else path.open("rb") as raw, io.BufferedReader(raw, 1 << 20) as file:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb", 1 << 20) as file:
             while line := file.readline(MOST_LINE):
                 seen, number = seen + len(line), number + 1
                 where = f"{path}, line {number}"
                 if len(line) == MOST_LINE:
                     raise DumpError(f"{where}: it is longer than {MOST_LINE >> 20} MiB", hint)
-                if zipped and seen > most:
+                if seen > most:
                     what = f"{path}: it unfolds to more than {FOLD} times its size, which no log-probs do"
                     raise DumpError(what, "was it damaged? unpack it, and look at what it holds")
                 if not line.strip():
@@ -95,13 +91,44 @@ def records(path: Path) -> Iterator[tuple[str, Row]]:
                 try:
                     found = json.loads(line.decode("utf-8-sig"))
                 except (ValueError, RecursionError) as error:
-                    raise DumpError(f"{where}: no JSON ({error})", f"{hint}; was it cut off?") from error
+                    raise DumpError(f"{where}: no JSON ({error})", hint) from error
                 if not isinstance(found, dict):
                     raise DumpError(f"{where}: {type(found).__name__}, no JSON object", hint)
                 yield where, found
     except (OSError, EOFError, zlib.error) as error:
         what = f"{path}: cannot be read as JSON lines ({error})"
         raise DumpError(what, "write or copy it again") from error
+
+
+def json_lines(files: Sequence[Path]) -> Rows:
+    """One object per sequence, a list per token column, under any names: `canonical` finds them."""
+    return (record for path in files for record in records(path))
+
+
+def canonical(rows: Rows, columns: Mapping[str, str]) -> Rows:
+    """Name fields as `schema` does; of the others what may say where a row is from is kept."""
+    for where, one in rows:
+        assert one is not None
+        found = {name: x for name, x in assigned([*one], columns, where).items() if one[x] is not None}
+        row: Row = {}
+        with explained(where, "a writer of numbers"):
+            for name, field in found.items():
+                value, column = one[field], COLUMNS[name]
+                if name == FINISH_REASON and isinstance(value, dict):  # as SGLang says it
+                    value = value.get("type")
+                if column.holds in ("tokens", "list") or (column.of_tokens and isinstance(value, list)):
+                    value = numbers(value, field)
+                elif isinstance(value, dict | list):
+                    raise ValueError(f"{field!r} is a {type(value).__name__}, and one value is needed")
+                row[name] = value
+        for name, value in one.items():
+            short = isinstance(value, int | float) or (isinstance(value, str) and len(value) <= LONGEST_TEXT)
+            if name not in found.values() and short:
+                row[name] = value
+        yield where, row
+
+
+# ---------------------------------------------------------------- NeMo-RL, prime-rl
 
 
 def whole(mask: Any, tokens: Any, **columns: Any) -> Row | None:
@@ -114,7 +141,7 @@ def whole(mask: Any, tokens: Any, **columns: Any) -> Row | None:
         return None
     n = len(counts)
     first, last = int(counts.argmax()), n - int(counts[::-1].argmax())
-    ids = numbers(tokens, "token_ids")[:n].copy()
+    ids = numbers(tokens, "token_ids")[:n]
     if len(ids) and ids.dtype.kind == "f":
         raise ValueError("token_ids holds a number that is not whole")
     row = {x: numbers(one, x)[:n][first:last].copy() for x, one in columns.items() if one is not None}
@@ -123,7 +150,7 @@ def whole(mask: Any, tokens: Any, **columns: Any) -> Row | None:
     return row | {"prompt_ids": ids[:first], "prompt_length": first, "group_id": group}
 
 
-def nemo_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
+def nemo_rl(files: Sequence[Path]) -> Rows:
     """`train_data_step*.jsonl` since 0.6 (nemo_rl/utils/logger.py): each field is a list of one, padded.
 
     Index 0 holds a placeholder, and is masked.
@@ -137,7 +164,9 @@ def nemo_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
                     hint = "NeMo-RL writes it since 0.6; docs/trainers/nemo-rl.md has a hook for older ones"
                     raise DumpError(f"{where}: no 'token_loss_mask'", hint)
                 n = one["input_lengths"]
-                mask = numbers(one["token_loss_mask"])[:n] * float(one.get("sample_loss_mask", 1))
+                mask = (numbers(one["token_loss_mask"])[:n] != 0) & (
+                    float(one.get("sample_loss_mask", 1)) != 0
+                )
                 mask[:1] = 0
                 old = numbers(one["prev_logprobs"], "prev_logprobs")[:n]
                 row = whole(
@@ -152,7 +181,7 @@ def nemo_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
             yield where, row and row | more
 
 
-def prime_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
+def prime_rl(files: Sequence[Path]) -> Rows:
     """`token_exports/step_*/rank_*.jsonl` (rl/token_export.py): one pass, which is old and current."""
     for where, one in (record for path in files for record in records(path)):
         with explained(where, "prime-rl"):
@@ -176,31 +205,6 @@ def prime_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
         yield where, row and row | more
 
 
-def json_lines(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
-    """One object per sequence, a list per token column, under names that trainers give."""
-    for where, one in (record for path in files for record in records(path)):
-        assigned = schema.assigned(list(one), columns, where)
-        found = {name: field for name, field in assigned.items() if one[field] is not None}
-        row: Row = {}
-        with explained(where, "a writer of numbers"):
-            for name, field in found.items():
-                value, column = one[field], COLUMNS[name]
-                if name == FINISH_REASON and isinstance(value, dict):  # as SGLang says it
-                    value = value.get("type")
-                if name == WEIGHT_VERSIONS and ROLLOUT in found:
-                    value = spread(value, len(one[found[ROLLOUT]]))
-                elif column.holds in ("tokens", "list") or (column.of_tokens and isinstance(value, list)):
-                    value = numbers(value, field)
-                elif isinstance(value, dict | list):
-                    raise ValueError(f"{field!r} is a {type(value).__name__}, and one value is needed")
-                row[name] = value
-        for name, value in one.items():  # what may say where a row is from
-            short = isinstance(value, int | float) or (isinstance(value, str) and len(value) <= LONGEST_TEXT)
-            if name not in found.values() and short:
-                row[name] = value
-        yield where, row
-
-
 def _in_name(path: Path, pattern: str) -> int:
     found = re.search(pattern, path.name)
     return int(found[1]) if found and len(found[1]) < 18 else 0
@@ -208,14 +212,14 @@ def _in_name(path: Path, pattern: str) -> int:
 
 # ---------------------------------------------------------------- slime, miles
 
-SLIME = {"log_probs": OLD, "loss_masks": MASK} | {x: x for x in (ROLLOUT, "advantages", "entropy")}
-"""Their columns → ours; of all but the mask a context-parallel rank holds its slice."""
+SLIME = {"log_probs": OLD} | {name: name for name in (ROLLOUT, "advantages", "entropy")}
+"""Their columns → ours, of which a context-parallel rank holds its slice."""
 
 
-def slime(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
+def slime(files: Sequence[Path]) -> Rows:
     """`train_data/*.pt` since 2026-08-12 (observability/train_data_utils.py): a file per rollout."""
     for path in files:
-        with explained(str(path), "slime"):
+        with explained(path, "slime"):
             dump = load(path)
             rollout, samples, raw = dump["rollout_id"], [*enumerate(dump["samples"])], dump.get("raw_reward")
             sampled = _sampled(path, rollout)
@@ -228,44 +232,43 @@ def slime(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
             yield where, row
 
 
-def ranks(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
+def ranks(files: Sequence[Path]) -> Rows:
     """`train_data/{rollout}_{rank}.pt` of miles, and of slime up to 0.3.1 (utils/train_dump_utils.py).
 
     Tensor-parallel ranks repeat each other, only the last pipeline stage has log-probs, and each
     context-parallel rank has two chunks of the response, from both ends (training_utils/cp_utils.py).
     """
-    sliced = SLIME.keys() - {"loss_masks"}
     for _, group in groupby(files, lambda path: (path.parent, path.stem.rpartition("_")[0])):
-        paths, samples = list(group), dict[object, Row]()
+        paths, samples = list(group), dict[int, Row]()
         for path in paths:
-            with explained(str(path), "slime"):
+            with explained(path, "slime"):
                 dump = load(path)
-                data, place = dump["rollout_data"], (dump.get("cp_rank") or 0, dump.get("cp_size") or 1)
-                rollout = dump["rollout_id"]
+                data, rollout, packed = (
+                    dump["rollout_data"],
+                    dump["rollout_id"],
+                    dump.get("qkv_format") == "thd",
+                )
+                rank, count = dump.get("cp_rank") or 0, dump.get("cp_size") or 1
                 lists = {name: x for name, x in data.items() if name != "raw_reward" and isinstance(x, list)}
-                for i in range(len(data["response_lengths"])):
+                for i, index in enumerate(lists["sample_indices"]):
                     one = {name: x[i] for name, x in lists.items()}
-                    n, tokens = _response(one)
-                    rest = {name: x for name, x in one.items() if name not in sliced}
-                    row = samples.setdefault(one.get("sample_indices", (tokens.tobytes(), n)), rest)
-                    width = one["total_lengths"]
-                    if dump.get("qkv_format", "bshd") != "thd":
-                        width = one.get("max_seq_lens", width)
-                    at = _places(one["total_lengths"], n, width, *place)
-                    for name in sliced & one.keys():
+                    n, total = len(_response(one)[1]), one["total_lengths"]
+                    at = _places(total, n, total if packed else one.get("max_seq_lens", total), rank, count)
+                    rest = {name: x for name, x in one.items() if name not in SLIME}
+                    row = samples.setdefault(index, rest)
+                    for name in SLIME.keys() & one.keys():
                         values = numbers(one[name], name)
                         if len(values) != at.sum():
-                            said = f"{name} is cut otherwise than for {place[1]} context-parallel ranks"
+                            said = f"{name} is cut otherwise than for {count} context-parallel ranks"
                             raise DumpError(f"{path}, sample {i}: {said}", TOGETHER)
                         row.setdefault(name, np.full(n, np.nan, np.float32))[at] = values
-        with explained(str(paths[0]), "slime"):
+        with explained(paths[0], "slime"):
             sampled = _sampled(paths[0], rollout)
-        for i, (index, row) in enumerate(samples.items()):
-            number = index if isinstance(index, int) else i
-            with explained(where := f"{paths[0]}, sample {number}", "slime"):
-                if any(np.isnan(row[name]).any() for name in sliced & row.keys()):
+        for index, row in samples.items():
+            with explained(where := f"{paths[0]}, sample {index}", "slime"):
+                if any(np.isnan(row[name]).any() for name in SLIME.keys() & row.keys()):
                     raise DumpError(f"{where}: some of its context-parallel ranks are missing", TOGETHER)
-                made = _of_slime(row, rollout, number, sampled)
+                made = _of_slime(row, rollout, index, sampled)
             yield where, made
 
 
@@ -280,51 +283,37 @@ def _places(total: int, response: int, padded: int, rank: int, count: int) -> Ar
     return np.isin(at // chunk, (rank, 2 * count - 1 - rank))
 
 
-def _response(one: Row) -> tuple[int, Array]:
-    """Return the length of a response, and the tokens of prompt and response."""
+def _response(one: Row) -> tuple[Array, Array]:
+    """Return the tokens of a sample's prompt, and of its response."""
     n, tokens = one["response_lengths"], numbers(one["tokens"])
     if type(n) is not int or not 0 <= n <= len(tokens):
         raise ValueError(f"the response has no length, or one that exceeds the {len(tokens)} tokens")
-    return n, tokens
+    return tokens[: len(tokens) - n], tokens[len(tokens) - n :]
 
 
 def _of_slime(one: Row, rollout: int, index: int, sampled: Mapping[int, Row]) -> Row:
-    """Return a sample of a train dump, with what the rollout dump beside it says."""
-    other, (n, tokens) = sampled.get(index, {}), _response(one)
-    logs = {ROLLOUT: other.get(ROLLOUT)} | one
-    row: Row = {ours: numbers(logs[x], x) for x, ours in SLIME.items() if logs.get(x) is not None}
-    reward, prompt, calls = other.get("reward"), len(tokens) - n, other.get("weight_versions")
-    each = _weights(calls or one.get("weight_versions"), row[MASK], prompt)
-    known = [] if each is None else each[each > UNKNOWN].tolist()
-    known += [int(x) for x in calls or () if isinstance(x, str) and x.isdecimal()]
-    row |= {} if each is None else {WEIGHT_VERSIONS: each}
-    return row | {
-        "token_ids": tokens[prompt:],
-        "prompt_ids": tokens[:prompt],
-        "prompt_length": prompt,
+    """Return a sample of a train dump, with what the rollout dump beside it says.
+
+    `weight_versions` has a text for each turn (slime), or a list of spans for each call (miles): the weights
+    that sampled first are the row's.
+    """
+    other, (prompt, response) = sampled.get(index, {}), _response(one)
+    logs, reward = {ROLLOUT: other.get(ROLLOUT)} | one, other.get("reward")
+    calls = other.get("weight_versions") or one.get("weight_versions") or ()
+    spans = [span for call in calls for span in (call if isinstance(call, list) else [call])]
+    versions = [str(span["version"] if isinstance(span, dict) else span) for span in spans]
+    return {ours: numbers(logs[name], name) for name, ours in SLIME.items() if logs.get(name) is not None} | {
+        MASK: numbers(one["loss_masks"], "loss_masks"),
+        "token_ids": response,
+        "prompt_ids": prompt,
+        "prompt_length": len(prompt),
         "rewards": reward if isinstance(reward, int | float) else one.get("rewards"),
         "group_id": other.get("group_index"),
         "finish_reason": other.get("status"),
-        "rollout_version": min(known, default=None),
+        "rollout_version": min((int(one) for one in versions if one.isdecimal()), default=None),
         "step": rollout,
         "sequence_id": f"{rollout}/{index}",
     }
-
-
-def _weights(calls: Any, mask: Array, prompt: int) -> Array | None:
-    """Return the version of each token: slime has a text for each turn, miles spans of tokens."""
-    calls = [one for one in calls if one] if isinstance(calls, list) else []
-    if any(isinstance(one, list | dict) for one in calls):
-        return spread(calls, len(mask), prompt)
-    known = [int(one) for one in calls if str(one).isdecimal() and len(str(one)) < 18]
-    turns = np.flatnonzero(np.diff(np.concatenate([[0], mask != 0, [0]]))).reshape(-1, 2)
-    if not known or len(known) < len(calls):
-        return None
-    found = np.full(len(mask), UNKNOWN, np.int64)
-    if len(known) == len(turns) or len({*known}) == 1:  # else nothing says where in a turn weights changed
-        for i, (begin, end) in enumerate(turns):
-            found[begin:end] = known[min(i, len(known) - 1)]
-    return found
 
 
 def _sampled(path: Path, rollout: int) -> dict[int, Row]:
@@ -334,17 +323,55 @@ def _sampled(path: Path, rollout: int) -> dict[int, Row]:
     return {one.get("index", i): one for i, one in enumerate(samples)}
 
 
+def load(file: Path | io.BytesIO) -> Any:
+    """Read what `torch.save` has written: plain values and tensors, of which no code runs.
+
+    Raises:
+        DumpError: it is damaged, or holds anything else, such as an object of a class of the trainer.
+    """
+    import torch
+
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # of any type, as a damaged pickle does
+        lines = [line for line in map(str.strip, str(error).splitlines()) if line]
+        said = next((line for line in lines if "GLOBAL" in line), lines[0] if lines else type(error).__name__)
+        what = f"{file if isinstance(file, Path) else 'a tensor'}: torch.load refuses it ({said[:120]})"
+        hint = "was it cut off? if it holds objects of the trainer, docs/trainers/slime.md has a hook"
+        raise DumpError(what, hint) from error
+
+
 # ---------------------------------------------------------------- SkyRL
 
 
-def skyrl(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
+class Stub:
+    """An object of a class that is not loaded: its state alone."""
+
+    def __init__(self, *args: object) -> None:
+        self.state: Any = args[-1] if args else None
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+
+class Unpickler(pickle.Unpickler):
+    """Python's unpickler, by which no code of a file runs: whatever it names is a `Stub`."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what a name stands for."""
+        if (module, name) == ("_codecs", "encode"):  # bytes, of protocol 2
+            return lambda text, *_: text.encode("latin1")
+        return Stub
+
+
+def skyrl(files: Sequence[Path]) -> Rows:
     """`dumped_data/global_step_*_training_input.pkl` (training_batch.py): padded on the left.
 
     An end that the generator appended has rollout log-prob 0; it was not sampled, and is masked.
     """
     for path in files:
-        with explained(str(path), "SkyRL"):
-            state, step = load(path).state, _in_name(path, r"global_step_(\d+)_")
+        with explained(path, "SkyRL"), path.open("rb") as file:
+            state, step = Unpickler(file).load().state, _in_name(path, r"global_step_(\d+)_")
             data = {name: _array(one) for name, one in state["batch_dict"].items() if isinstance(one, dict)}
             mask, width = data["loss_mask"] != 0, data["loss_mask"].shape[1]
             rollout, old = data["rollout_logprobs"], data["action_log_probs"]
@@ -371,108 +398,8 @@ def skyrl(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
 def _array(one: Row) -> Array:
     """Return a tensor that SkyRL has made bytes of: with its type and shape, or by torch.save."""
     if one["format"] == "torch":
-        found: Array = load(Path("a tensor"), one["data"])
-        return found
+        return numbers(load(io.BytesIO(one["data"])), dimensions=2)
     return np.frombuffer(one["data"], one["dtype"]).reshape(one["shape"])
-
-
-# ---------------------------------------------------------------- pickles, of which no code runs
-
-
-class Record:
-    """An object of a trainer's class: its state alone."""
-
-    def __init__(self, *args: object) -> None:
-        self.state: Any = args[-1] if args else None
-
-    def __setstate__(self, state: object) -> None:
-        self.state = state
-
-
-_KINDS = "Double Float Half BFloat16 Bool Long Int Short Char Byte"
-_TYPES = "float64 float32 float16 bfloat16 bool int64 int32 int16 int8 uint8"
-STORAGES = dict(zip(_KINDS.split(), _TYPES.split(), strict=True))
-"""Name of a storage in torch → the type of its numbers."""
-SKYRL = (
-    r"skyrl(\.backends\.skyrl_train|_train)\.training_batch\.(TrainingInputBatch|TensorBatch|_rebuild_\w+)"
-)
-RECORDS = re.compile(rf"{SKYRL}|(slime|miles)\.utils\.types\.Sample(\.Status)?|torch\.(device|Tensor)")
-"""Classes of trainers: an object of one is a `Record`."""
-SAFE = re.compile(
-    r"collections\.OrderedDict|builtins\.(set|frozenset)|numpy\.(dtype|ndarray)|"
-    r"numpy\._core\.(multiarray\.(_reconstruct|scalar)|numeric\._frombuffer)"
-)
-"""Names that stand for themselves: they make plain values and arrays, and do nothing else."""
-
-
-REPEATED = 1 << 24
-"""Most numbers of a tensor that repeats those of its storage."""
-
-
-def _tensor(flat: Array, offset: int, size: Any, stride: Any, *_: object) -> Array:
-    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-    many = math.prod(size)
-    if min(offset, *size, *stride, 0) < 0 or (many and last >= len(flat)) or many > max(len(flat), REPEATED):
-        raise ValueError("a tensor lies outside of its storage")
-    steps = tuple(step * flat.itemsize for step in stride)
-    return np.lib.stride_tricks.as_strided(flat[offset:], tuple(size), steps, writeable=False)
-
-
-class Unpickler(pickle.Unpickler):
-    """Python's unpickler with tables in place of imports; `storage` returns the bytes of a tensor."""
-
-    def __init__(self, file: Any, storage: Callable[[str], bytes] | None = None) -> None:
-        super().__init__(file)
-        self._storage = storage
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return what a name stands for."""
-        module = re.sub(r"^numpy\.core\b", "numpy._core", module.replace("__builtin__", "builtins"))
-        called = f"{module}.{name}"  # older Pythons and NumPys have other modules
-        if SAFE.fullmatch(called):
-            return super().find_class(module, name)
-        if RECORDS.fullmatch(called):
-            return Record
-        if called == "torch._utils._rebuild_tensor_v2":
-            return _tensor
-        if called == "_codecs.encode":  # bytes, of protocol 2
-            return lambda text, *_: text.encode("latin1")
-        if module == "torch" and (dtype := STORAGES.get(name.removesuffix("Storage"))):
-            return dtype
-        raise DumpError(
-            f"holds {called}"[:200] + ", which is not read: a pickle can run any code",
-            "load it in the trainer's own environment, and write its columns with offpol_diag.DumpWriter",
-        )
-
-    def persistent_load(self, pid: Any) -> Array:
-        """Return the storage of a tensor, flat; bfloat16 becomes float32."""
-        if self._storage is None:
-            raise ValueError("a reference out of the file")
-        data = np.frombuffer(self._storage(pid[2]), np.uint8)
-        if pid[1] == "bfloat16":
-            return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        return data.view(np.dtype(pid[1]))
-
-
-def load(path: Path, data: bytes | None = None) -> Any:
-    """Read a pickle or a `torch.save` file, or bytes within one: plain values, arrays and records."""
-    try:
-        with path.open("rb") if data is None else io.BytesIO(data) as file:
-            if file.read(2) != b"PK":
-                file.seek(0)
-                return Unpickler(file).load()
-            with zipfile.ZipFile(file) as archive:  # with further members for tensors, and checksums
-                names = archive.namelist()
-                folder = next(one for one in names if one.endswith("data.pkl")).removesuffix("data.pkl")
-                if f"{folder}byteorder" in names and archive.read(f"{folder}byteorder") != b"little":
-                    raise ValueError("numbers of a big-endian machine")
-                storage = cache(lambda key: archive.read(f"{folder}data/{key}"))
-                return Unpickler(io.BytesIO(archive.read(f"{folder}data.pkl")), storage).load()
-    except DumpError as error:
-        raise DumpError(f"{path}: {error.message}", error.hint) from error
-    except Exception as error:  # a damaged pickle raises whatever its instructions meet
-        said = " ".join(str(error).split())[:80] or type(error).__name__
-        raise DumpError(f"{path}: a damaged pickle ({said})", "write or copy it again") from error
 
 
 # ---------------------------------------------------------------- which form
@@ -495,7 +422,7 @@ class Form(NamedTuple):
     holds: str
     path: str
     fields: str
-    rows: Callable[[Sequence[Path], Mapping[str, str]], Rows] | None
+    rows: Callable[[Sequence[Path]], Rows] | None
     page: str = ""
     marker: str = ""
 

@@ -5,7 +5,7 @@ To read another trainer's name for a column, add it to the names of its row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -227,13 +227,10 @@ def resolve(schema: pa.Schema, given: Mapping[str, str], file: str) -> dict[str,
     """
     long, names = is_long(schema, given), schema.names
     found = assigned(names, given, file, long)
-    absent = {} if ROLLOUT in found else {ROLLOUT: "rollout"}
-    absent |= {} if found.keys() & {OLD, CURRENT} else {f"{OLD} or {CURRENT}": "old"}
-    absent |= {f"{SEQUENCE} (there is one row per token)": SEQUENCE} if long and SEQUENCE not in found else {}
-    if absent:
-        way = f"name {'it' if len(absent) == 1 else 'them'} with --columns {'=…,'.join(absent.values())}=…"
-        what = f"{file}: no column holds {', and none '.join(absent)}"
-        raise DumpError(what, f"{way}; the columns are {listed(names)}")
+    require(found, names, file)
+    if long and SEQUENCE not in found:
+        hint = f"name it with --columns {SEQUENCE}=…; the columns are {listed(names)}"
+        raise DumpError(f"{file}: there is one row per token, and no column holds {SEQUENCE}", hint)
     for name, column in found.items():
         once(column, names, file)
         if needs := misfit(COLUMNS[name], schema.field(column).type, long):
@@ -245,6 +242,19 @@ def resolve(schema: pa.Schema, given: Mapping[str, str], file: str) -> dict[str,
         hint = f"digests are compared: write both, or leave this one out with --columns {there[0]}={NONE}"
         raise DumpError(f"{file}: column {found[there[0]]!r} is there without {lacks!r}", hint)
     return found
+
+
+def require(found: Collection[str], names: Sequence[str], file: str, way: str = "") -> None:
+    """Refuse what lacks log-probs of the rollout or of the trainer; `way` is what to do instead of naming."""
+    absent = {} if ROLLOUT in found else {ROLLOUT: "rollout"}
+    absent |= {} if {OLD, CURRENT} & {*found} else {f"{OLD} or {CURRENT}": "old"}
+    if absent:
+        way = (
+            way
+            or f"name {'it' if len(absent) == 1 else 'them'} with --columns {'=…,'.join(absent.values())}=…"
+        )
+        what = f"{file}: no column holds {', and none '.join(absent)}"
+        raise DumpError(what, f"{way}; the columns are {listed(names)}")
 
 
 def once(column: str, names: Sequence[str], file: str) -> None:
