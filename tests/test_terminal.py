@@ -120,7 +120,7 @@ def test_with_v_a_fact_gives_the_evidence_that_its_sentence_does_not(results, at
     for once in ("At a constant lag of 2", "A correction alone does", "every correction lasted"):
         assert drawn.split("9 published")[0].count(once) == 1
     for words in (
-        "✓ K1 is not negative: 0.28 [0.20, 0.35] nats.",
+        "✓ K1 is not negative: 0.28 [0.21, 0.35] nats.",
         "✓ 15 further faults ruled out: constants in place of log-probs;",
         "? E[r] = 1 cannot be tested. The tail of r is too heavy",
         "To confirm: K3 by policy_lag falls",
