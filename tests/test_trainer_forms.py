@@ -307,7 +307,7 @@ MISTAKES: Sequence[tuple[Callable[..., Path], Callable[[Path], Path], str]] = [
     (nemo_rl, changed(drop("token_loss_mask"), 0), "line 1: no 'token_loss_mask'"),
     (nemo_rl, changed(drop("token_ids"), 2), "line 3: no field 'token_ids'"),
     (nemo_rl, changed(put(**WORDS), 2), "line 3: not as NeMo-RL writes it (prev_logprobs is no list"),
-    (nemo_rl, changed(put(token_ids=[[None] * 20]), 2), "token_ids holds a number that is not whole"),
+    (nemo_rl, changed(put(token_ids=[[None] * 20]), 2), "token_ids does not fit int32"),
     (nemo_rl, changed(put(sample_loss_mask=["a"]), 2), "line 3: not as NeMo-RL writes it"),
     (nemo_rl, ZEROS, "line 1: no column holds old_log_probs or current"),  # that pass was skipped
     (prime_rank, cut_off, "line 4: no JSON"),

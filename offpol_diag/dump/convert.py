@@ -12,10 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offpol_diag.dump import read
-from offpol_diag.dump.forms import ENDINGS, Form, Row, Rows, canonical, records, told
+from offpol_diag.dump.forms import ENDINGS, PARQUET, Form, Row, Rows, canonical, fields_of, told
 from offpol_diag.dump.read import Dump, named
 from offpol_diag.dump.schema import COLUMNS, NONE, ROLLOUT, TOKENS, assigned, require
-from offpol_diag.dump.sources import PARQUET, Location, find, kind
+from offpol_diag.dump.sources import PARQUET as ENDING
+from offpol_diag.dump.sources import Location, find, kind
 from offpol_diag.dump.writer import KEY, stamped, to_table
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.files import TemporaryFolder, beside, placed
@@ -24,14 +25,6 @@ from offpol_diag.result.whole import SAVED
 
 GROUP = 1 << 19
 """Tokens that become a table, and a row group, at once."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """Files of one form, in the order of their names, numbers by value."""
-
-    files: tuple[Path, ...]
-    form: Form
 
 
 @dataclass
@@ -45,8 +38,8 @@ class Converted:
     dropped: int = 0
 
 
-def form_of(sources: Sequence[str], columns: Mapping[str, str]) -> Found | None:
-    """Return the files and their form, by their names and first records; None for Parquet.
+def form_of(sources: Sequence[str], columns: Mapping[str, str]) -> tuple[list[Path], Form] | None:
+    """Return the files, each once, and their form, by their names and first records; None for Parquet.
 
     In a directory Parquet goes before what a trainer writes by itself, and that before JSON lines.
 
@@ -55,45 +48,35 @@ def form_of(sources: Sequence[str], columns: Mapping[str, str]) -> Found | None:
     """
     if any(is_url(one) and not one.startswith("file://") for one in sources):
         return None
-    folders = {Path(one.removeprefix("file://")).resolve() for one in sources if kind(one) == "directory"}
-    given, within = dict[Form | None, list[Path]](), dict[Form | None, list[Path]]()
-    for path in (Path(one.path) for one in find(sources, (PARQUET, *ENDINGS))):
-        form, direct = told(path, _fields(path), columns), folders.isdisjoint(path.resolve().parents)
-        if direct:
-            _require_dump(path, form)
-        if direct or form or not path.name.endswith(ENDINGS):
-            (given if direct else within).setdefault(form, []).append(path)
-    first = min(map(_order, within), default=0)
-    for form, paths in within.items():
-        if _order(form) == first:
-            given[form] = [*given.get(form, ()), *paths]
-    if len(given) > 1:
-        each = sorted(
-            (str(paths[0]), form.name or form.trainer if form else "parquet") for form, paths in given.items()
-        )
+    found = dict[Form, list[str]]()
+    for source in sources:
+        folder, here = kind(source.removeprefix("file://")) == "directory", dict[Form, list[str]]()
+        for path in (Path(one.path) for one in find([source], (ENDING, *ENDINGS))):
+            form = told(path, columns)
+            if not folder:
+                _require_dump(path, form)
+            if form:
+                here.setdefault(form, []).append(str(path))
+        first = min(map(_turn, here), default=None)
+        for form, paths in here.items():
+            if not folder or _turn(form) == first:
+                found[form] = [*found.get(form, ()), *paths]
+    if len(found) > 1:
+        each = sorted((paths[0], form.name or form.trainer) for form, paths in found.items())
         what = f"the files are of several forms: {'; '.join(f'{path} is {name}' for path, name in each)}"
         hint = "name the files of one form, or convert the others first: offpol-diag convert SRC --to FILE"
         raise DumpError(what, hint)
-    form, files = next(iter(given.items()), (None, []))
-    if form and form.rows is None:
-        what = f"{files[0]}: {form.trainer} writes no file with the log-probs of both policies"
+    form, paths = next(iter(found.items()), (PARQUET, []))
+    if form.page and form.rows is None:
+        what = f"{paths[0]}: {form.trainer} writes no file with the log-probs of both policies"
         hint = f"docs/trainers/{form.page}.md has a hook that writes them"
         raise DumpError(f"{what}, and this one has not both", hint)
-    return Found(tuple(files), form) if form else None
+    return None if form is PARQUET else ([Path(one.path) for one in find(paths)], form)
 
 
-def _order(form: Form | None) -> int:
-    """Return its turn in a folder: Parquet, a trainer's form, JSON lines, what has one policy's log-probs."""
-    return 0 if form is None else 3 if form.rows is None else 1 if form.trainer else 2
-
-
-def _fields(path: Path) -> set[str]:
-    """Return the fields of a file's first record, or a table's columns."""
-    if ".jsonl" in path.name:
-        return {*next(records(path), ("", {}))[1]}
-    with suppress(pa.ArrowException, OSError, ValueError):  # the reader says what is wrong
-        return set() if path.name.endswith(ENDINGS) else {*pq.read_schema(path).names}
-    return set()
+def _turn(form: Form) -> tuple[bool, bool, bool]:
+    """Order forms: Parquet, what a trainer writes by itself, JSON lines, what has one policy's log-probs."""
+    return form is not PARQUET, form.rows is None, not form.trainer
 
 
 def _require_dump(path: Path, form: Form | None) -> None:
@@ -107,7 +90,7 @@ def _require_dump(path: Path, form: Form | None) -> None:
         judged = "" if "check" in saved[1] else f", `offpol-diag gate {path}` judges it"
         hint = f"`offpol-diag report {path}` draws it again{judged}"
         raise DumpError(f"{path}: this is a result of offpol-diag, and no dump", hint)
-    if form is None and path.name.endswith(ENDINGS):
+    if form is None:
         hint = "see `offpol-diag convert --list`, or write Parquet with offpol_diag.DumpWriter"
         raise DumpError(f"{path}: not a form of dump that is known", hint)
 
@@ -123,14 +106,14 @@ def convert(sources: Sequence[str], target: Path, columns: Mapping[str, str] | N
         UsageError: the target is no file, or one of those that are read.
     """
     found, made = form_of(sources, columns or {}), Converted(target)
-    dump = read.open_dump(sources, columns=columns) if found is None else None
-    files = dump.info.files if dump else found.files if found else ()
+    dump = None if found else read.open_dump(sources, columns=columns)
+    files = dump.info.files if dump else found[0] if found else ()
     if target.exists() and not target.is_file():
         raise UsageError(f"{target}: a directory or a device, no file", "name a file for the dump")
     if any(target.exists() and Path(one).exists() and target.samefile(one) for one in files):
         raise UsageError(f"{target}: is what is read", "write to another file")
     if found:
-        _convert(found, made, columns or {})
+        _convert(*found, made, columns or {})
     elif dump:
         names = {column: role for role, column in dump.plan.columns.items()}
         batches = (
@@ -141,11 +124,11 @@ def convert(sources: Sequence[str], target: Path, columns: Mapping[str, str] | N
     return made
 
 
-def _convert(found: Found, made: Converted, columns: Mapping[str, str]) -> None:
+def _convert(given: Sequence[Path], form: Form, made: Converted, columns: Mapping[str, str]) -> None:
     """Convert files of a form; if one is another file at the end, rows of both may be mixed: an error."""
-    form, marker = found.form, found.form.marker
-    files = [path for path in found.files if not marker or path.with_name(marker).exists()]
-    left = sorted({str(path.parent) for path in found.files if path not in files})
+    marker = form.marker
+    files = [path for path in given if not marker or path.with_name(marker).exists()]
+    left = sorted({str(path.parent) for path in given if path not in files})
     if not files:
         hint = f"wait for the step to end; if the run was stopped, make an empty file {marker} there"
         raise DumpError(f"{left[0]}: no file {marker}, so its ranks may still be writing", hint)
@@ -264,13 +247,12 @@ def open_dump(sources: Sequence[str], *, columns: Mapping[str, str] | None = Non
     found = form_of(sources, given)
     if found is None:
         return read.open_dump(sources, columns=columns, **how)
-    folder, shown = TemporaryFolder(), named(found.files)
-    made = Converted(folder.path / "dump.parquet")
-    _convert(found, made, given)
+    (files, form), folder = found, TemporaryFolder()
+    made, shown = Converted(folder.path / "dump.parquet"), named(files)
+    _convert(files, form, made, given)
     none = {role: name for role, name in given.items() if name == NONE}
     dump = read.open_dump([Location(None, str(made.path), shown)], columns=none, **how)
-    fields = () if found.form.trainer else _fields(found.files[0])
-    names = assigned([*fields], given, shown) if fields else {}
+    names = {} if form.trainer else assigned([*fields_of(files[0])], given, shown)
     called = {role: names.get(role, role) for role in dump.info.columns}
-    info = replace(dump.info, files=tuple(map(str, found.files)), columns=called)
+    info = replace(dump.info, files=tuple(map(str, files)), columns=called)
     return replace(dump, info=info, remarks=(*made.notes, *dump.remarks), folder=folder)

@@ -12,14 +12,16 @@ import json
 import pickle
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from offpol_diag.dump.schema import COLUMNS, CURRENT, FINISH_REASON, MASK, OLD, ROLLOUT, assigned
 from offpol_diag.dump.writer import Array, as_array
@@ -142,11 +144,9 @@ def whole(mask: Any, tokens: Any, **columns: Any) -> Row | None:
     n = len(counts)
     first, last = int(counts.argmax()), n - int(counts[::-1].argmax())
     ids = numbers(tokens, "token_ids")[:n]
-    if len(ids) and ids.dtype.kind == "f":
-        raise ValueError("token_ids holds a number that is not whole")
     row = {x: numbers(one, x)[:n][first:last].copy() for x, one in columns.items() if one is not None}
     row |= {MASK: counts[first:last].astype(np.int8), "token_ids": ids[first:last]}
-    group = blake2b(ids[:first].astype(np.int64).tobytes(), digest_size=8).hexdigest()
+    group = blake2b(ids[:first].tobytes(), digest_size=8).hexdigest()
     return row | {"prompt_ids": ids[:first], "prompt_length": first, "group_id": group}
 
 
@@ -427,23 +427,20 @@ class Form(NamedTuple):
     marker: str = ""
 
 
-_SAMPLES = (
-    "rollout and old log-probs, mask, advantages, rewards, tokens; groups of the rollout dump beside it"
-)
-_NEMO = "rollout and old log-probs, mask, advantages, rewards, tokens"
+_BOTH = "rollout and old log-probs, mask, advantages, tokens"
 _PRIME = "rollout log-probs, the trainer's as old and current, mask, advantages, entropy, tokens"
-_SKYRL = "rollout and old log-probs, mask, advantages, tokens, groups"
+_SLIME = f"{_BOTH}, rewards; groups of the rollout dump beside it"
 # fmt: off
 FORMS = (
-    Form("nemo-rl", "NeMo-RL", "train_data_step*.jsonl", _NEMO, r".*\.jsonl(\.gz)?",
+    Form("nemo-rl", "NeMo-RL", "train_data_step*.jsonl", f"{_BOTH}, rewards", r".*\.jsonl(\.gz)?",
          "generation_logprobs prev_logprobs input_lengths", nemo_rl, "nemo-rl"),
     Form("prime-rl", "prime-rl", "token_exports/step_*/rank_*.jsonl", _PRIME, r".*\.jsonl(\.gz)?",
          "inference_logprobs trainer_logprobs loss_mask", prime_rl, "prime-rl", "STABLE"),
-    Form("slime", "slime", "train_data/*.pt", _SAMPLES, r"(?!rollout_data/).*/\d+\.pt", "", slime, "slime"),
-    Form("ranks", "miles, slime up to 0.3.1", "train_data/*_*.pt, a file per rank", _SAMPLES,
+    Form("slime", "slime", "train_data/*.pt", _SLIME, r"(?!rollout_data/).*/\d+\.pt", "", slime, "slime"),
+    Form("ranks", "miles, slime up to 0.3.1", "train_data/*_*.pt, a file per rank", _SLIME,
          r".*/\d+_\d+\.pt", "", ranks, "slime"),
-    Form("skyrl", "SkyRL", "dumped_data/*_training_input.pkl", _SKYRL, r".*_training_input\.pkl", "", skyrl,
-         "skyrl"),
+    Form("skyrl", "SkyRL", "dumped_data/*_training_input.pkl", f"{_BOTH}, groups",
+         r".*_training_input\.pkl", "", skyrl, "skyrl"),
     Form("", "verl", "", "", r".*\.jsonl", "input output score", None, "verl"),
     Form("", "verl", "", "", r".*\.dp|.*/tq_batch\.pt", "", None, "verl"),
     Form("", "TRL, ms-swift", "", "", "", "prompt completion", None, "trl"),
@@ -453,20 +450,28 @@ FORMS = (
          r".*\.jsonl(\.gz)?", "", json_lines),
 )
 # fmt: on
+PARQUET = Form("parquet", "", "*.parquet", "", "", "", None)
+"""What needs no conversion."""
 ENDINGS = (".jsonl", ".jsonl.gz", ".pt", ".pkl", ".dp")
 """Endings of files that are of a form."""
-LOG_PROBS = tuple(
-    {x for one in names for x in COLUMNS[one].called(False)} for names in ((ROLLOUT,), (OLD, CURRENT))
-)
-"""Names of the log-probs of the rollout, and of the trainer."""
 
 
-def told(path: Path, fields: Set[str], columns: Mapping[str, str]) -> Form | None:
+def fields_of(path: Path) -> set[str]:
+    """Return the fields of a file's first record, or a table's columns."""
+    if ".jsonl" in path.name:
+        return {*next(records(path), ("", {}))[1]}
+    with suppress(pa.ArrowException, OSError, ValueError):  # the reader says what is wrong
+        return set() if path.name.endswith(ENDINGS) else {*pq.read_schema(path).names}
+    return set()
+
+
+def told(path: Path, columns: Mapping[str, str]) -> Form | None:
     """Return the form of a file, by its path and the fields of its first record."""
-    place = "/".join(path.absolute().parts[-2:])
-    both = bool(columns) or not any(names.isdisjoint(fields) for names in LOG_PROBS)
+    place, fields = "/".join(path.absolute().parts[-2:]), fields_of(path)
+    trainer = {*COLUMNS[OLD].called(False), *COLUMNS[CURRENT].called(False)}
+    both = columns or not (trainer.isdisjoint(fields) or {*COLUMNS[ROLLOUT].called(False)}.isdisjoint(fields))
     for one in FORMS:
         fits = re.fullmatch(one.path or ".*", place) and fields >= {*one.fields.split()}
-        if fits and not (one.rows is None and both):  # a hook may add columns to a trainer's own file
+        if fits and (one.rows or not both):  # a hook may add columns to a trainer's own file
             return one
-    return None
+    return None if path.name.endswith(ENDINGS) else PARQUET

@@ -112,28 +112,22 @@ def kind(path: str | Path) -> str:
 
 
 def _on_disk(source: str, endings: Sequence[str]) -> Iterator[Location]:
-    """Find the files of a path or a glob; a directory is searched."""
+    """Find the files of a path or a glob; a directory is searched for some endings, past hidden names."""
     path = Path(unquote(source.removeprefix("file://")) if source.startswith("file://") else source)
     if not source or not (kind(path) or WILDCARDS & {*source}):
-        names = (
-            sorted(p.name for p in path.parent.iterdir())
-            if source and kind(path.parent) == "directory"
-            else []
-        )
+        names = sorted(os.listdir(path.parent)) if source and kind(path.parent) == "directory" else []  # noqa: PTH208
         near = did_you_mean(path.name, names, key=lambda name: (name.rpartition(".")[0] or name).lower())
         hint = near or f"check the path; relative ones start at {Path.cwd()}"
         raise DumpError(f"{source or 'an empty name'}: no such file or directory", hint)
     for match in [path] if kind(path) else map(Path, glob(str(path), recursive=True)):  # noqa: PTH207
         if kind(match) == "device":
-            hint = "Parquet is read from its end: name a file"
-            raise DumpError(f"{match}: a device or a pipe, no file", hint)
-        if hidden(part for part in match.parts if part not in path.parts):
-            continue
-        if kind(match) == "file" and path.name != "**":  # which stands for directories
-            yield Location(None, str(match), str(match))
-        for one in match.rglob("*") if kind(match) == "directory" else ():
-            named = one.name.endswith(tuple(endings)) and not hidden(one.relative_to(match).parts)
-            if named and one.is_file():
+            raise DumpError(
+                f"{match}: a device or a pipe, no file", "Parquet is read from its end: name a file"
+            )
+        found = match.rglob("*") if kind(match) == "directory" else [match] * (path.name != "**")
+        for one in found:  # of **, which stands for directories, no file
+            named = one == match or (one.name.endswith(tuple(endings)) and one.is_file())
+            if named and not hidden(part for part in one.parts if part not in path.parts):
                 yield Location(None, str(one), str(one))
 
 

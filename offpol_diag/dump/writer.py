@@ -52,11 +52,7 @@ class DumpWriter:
         self, folder: str | os.PathLike[str], *, rank: int = 0, file_tokens: int = 1 << 20, **provenance: Any
     ) -> None:
         self.folder = Path(folder).absolute()  # now: the process may change its directory
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            what = f"{folder}: no folder can be made there ({error.strerror})"
-            raise ValueError(f"{what}; choose another name") from error
+        self.folder.mkdir(parents=True, exist_ok=True)
         if provenance.get("logprobs") not in (None, "raw", "processed"):
             raise ValueError(f"logprobs={provenance['logprobs']!r}: choose raw or processed")
         self._metadata = stamped(provenance | ({"rank": rank} if rank else {}))
@@ -187,8 +183,8 @@ def to_table(columns: Mapping[str, Any], floats: pa.DataType = schema.F, refuses
             raise ValueError(f"{what} {lengths[odd[0]]}; cover the same response tokens")
     if refuses:
         _require_readable({name: arrays[name].values.to_numpy() for name in tokens}, lengths)
-    there = [arrays[one].is_null() for one in DIGESTS if one in arrays]
-    if len(there) == 1 or (there and there[0] != there[1]):
+    one, other = (arrays[name].is_null() if name in arrays else None for name in DIGESTS)
+    if one != other:
         raise ValueError(f"{' and '.join(DIGESTS)}: digests are compared: pass both of a sequence, or none")
     return pa.table(arrays)
 
