@@ -396,9 +396,9 @@ def test_the_recipe_for_trl_runs_in_its_trainer(tmp_path: Path, monkeypatch: pyt
         "\n".join(map(json.dumps, run.trainer.state.log_history)), encoding="utf-8"
     )
     checked = offpol_diag.check("dumps", logged="logged.jsonl")
-    assert checked.equal, "the steps are those that TRL logs"
+    assert not checked.different, "the steps are those that TRL logs"
     assert checked.steps == [1, 3]
-    assert len(checked.metrics) == 5
+    assert len(checked.rows) == 5
     report = offpol_diag.analyze("dumps", presets="token_is", progress=False)
     assert report.diagnosis.verdict != "bug", report.diagnosis.headline
     assert 0 < report.metrics["k3"].value < 1e-2
