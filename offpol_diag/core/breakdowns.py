@@ -39,8 +39,6 @@ ROWS = tuple(row for name in _SHOWN for row in _GAP if row.name == name)
 """Numbers at every place."""
 MOST_LISTED = 400
 """Most places of an axis that are listed; a longer one is thinned when it is read."""
-MOST_GROUPS = 1000
-"""Values of a column of `--group-by` that are kept where there are more: those that most rows have."""
 PREFIX = "where."
 """Begins the name of an axis's table."""
 STEP = "step"
@@ -157,15 +155,6 @@ OF_TOKENS = (
 )
 
 
-@dataclass(frozen=True)
-class Kept:
-    """The values of a column that are kept, those of most rows, and the number of all others."""
-
-    name: str
-    values: frozenset[str]
-    others: int
-
-
 # ---------------------------------------------------------------- one batch
 
 
@@ -174,7 +163,6 @@ def observe(
     columns: Mapping[str, Array],
     buckets: Array,
     group_by: Sequence[str] = (),
-    kept: Sequence[Kept] = (),
 ) -> State:
     """Sum by place along every axis that the dump has, and by prefix.
 
@@ -183,21 +171,17 @@ def observe(
         columns: sums of each sequence, with the drift's prefix, [S].
         buckets: what sums are kept apart for, [S].
         group_by: scalar columns that are axes too.
-        kept: of those with many values, the values that are places of their own.
     """
     batch, prefix = terms.batch, terms.drift.prefix
     of_sequence = {name: columns[name if name in SHARED else prefix + name] for name in COLUMNS}
-    chosen = {one.name: one.values for one in kept}
     tables = _by_token(terms, buckets) if batch.tokens else {}
     for by in (*OF_SEQUENCES, *map(column, group_by)):
-        places, few, most = by.places(batch), chosen.get(by.name), 0
+        places, most = by.places(batch), 0
         if places is None:
             continue
         if not by.labels:
             texts = {value: text_of(value) for value in set(places)}
             places, most = [texts[value] for value in places], 0 if by.name == STEP else MOST_PLACES
-        if few is not None:
-            places = [place if place in few else OTHERS for place in places]
         tables[PREFIX + by.name] = Table.of(of_sequence, buckets, places, most=most)
     table, largest = _prefixes(terms.delta, batch, buckets)
     return State(tables={**tables, PREFIXES: table}, largest={PREFIXES: largest})
@@ -339,35 +323,30 @@ def locations(
     seed: int,
     group_by: Sequence[str] = (),
     whole: bool = False,
-    kept: Sequence[Kept] = (),
 ) -> dict[str, tuple[Axis, list[Numbers]]]:
     """Read out every axis, and the numbers at its places; with `whole`, without a cap on their number."""
-    others = {one.name: one.others for one in kept}
     every = (*OF_SEQUENCES, *map(column, group_by), *OF_TOKENS)
     tables = {by: state.tables[PREFIX + by.name] for by in every if PREFIX + by.name in state.tables}
     return {
-        by.name: _location(by, table, state.many, seed, whole, others.get(by.name, 0))
+        by.name: _location(by, table, state.many, seed, whole)
         for by, table in tables.items()
         if by.fewest == 1 or len(table.labels) >= by.fewest
     }
 
 
-def _location(
-    by: By, table: Table, groups: int, seed: int, whole: bool, others: int
-) -> tuple[Axis, list[Numbers]]:
-    """Read out one axis; `others`: how many values were merged as one place, 0 where that is to estimate."""
-    tables, exact = table.by_place(), bool(others)
+def _location(by: By, table: Table, groups: int, seed: int, whole: bool) -> tuple[Axis, list[Numbers]]:
+    """Read out one axis."""
+    tables = table.by_place()
     order = {place: float(place) if by.labels else _number(place) for place in tables}
     names = {place: by.labels[place] if by.labels else place for place in tables}
     places = sorted(tables.keys() - {OTHERS}, key=lambda place: (order[place], place))
     listed, many = places, len(places)
-    if many > MOST_LISTED and not whole and not exact:
+    if many > MOST_LISTED and not whole:
         listed = [places[round(at * (many - 1) / (MOST_LISTED - 1))] for at in range(MOST_LISTED)]
     left_out = many - len(listed)
     at = [order[place] if order[place] < math.inf else float(i) for i, place in enumerate(listed)]
     if OTHERS in tables:
-        others = others or unkept([*tables])
-        names[OTHERS] = f"all others, {'' if exact else 'about '}{others} values"
+        names[OTHERS] = f"all others, about {unkept([*tables])} values"
         listed, at = [*listed, OTHERS], [*at, float(many)]
     readers = [Reader.of(tables[place], seed, groups) for place in listed]
     values = [np.stack([row.of(reader.column) for row in ROWS]) for reader in readers]

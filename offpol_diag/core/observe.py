@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,7 +34,6 @@ from offpol_diag.core.state import REPLICATES, Array, State, Table, buckets_of, 
 from offpol_diag.core.steps import Rule
 from offpol_diag.core.steps import rule as rule_of
 from offpol_diag.core.study import Study
-from offpol_diag.dump import schema
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.convert import open_dump
 from offpol_diag.dump.read import Dump
@@ -212,15 +211,7 @@ def read_ahead(engine: Engine, dump: Dump, study: Study) -> Ahead:
     """Read the dump for what presets need of whole steps; it is not read where they need nothing."""
     if not study.cuts and not study.makes_advantages:
         return Ahead({})
-    roles = {schema.STEP, *(f"{policy}_log_probs" for policy, _ in study.cuts)}
-    narrow, look = dump if study.makes_advantages else dump.only(roles), partial(Seen.of, study)
-    try:
-        seen = engine.reduce(narrow, look)
-    except DumpError as error:
-        if narrow is dump or isinstance(error, TooMany):
-            raise
-        seen = engine.reduce(dump, look)  # names the first bad row of all columns
-    return Ahead.of(seen or Seen({}))
+    return Ahead.of(engine.reduce(dump, partial(Seen.of, study)) or Seen({}))
 
 
 # ---------------------------------------------------------------- one batch
@@ -282,7 +273,7 @@ class Observe:
         kept = {name: of_presets[name] for name in (f"{preset.name}|kept" for preset in study.families)}
         lags = batch.scalars.get("policy_lag", [None] * batch.sequences) if study.lag_0 else None
         states += [
-            breakdowns.observe(main, columns, buckets, study.group_by, study.kept),
+            breakdowns.observe(main, columns, buckets, study.group_by),
             charts.observe(main, study.drifts, columns, kept, buckets),
             preset_numbers.observe(of_presets, presets, columns, buckets, batch.steps, lags),
             kept_rows.observe(main, groups),
@@ -355,8 +346,8 @@ def examine(
         UsageError: the device is not there, or the engine has no such threads.
         ClusterError: the cluster cannot be reached, or does not do its work.
     """
-    began, chosen, kept = time.perf_counter(), catalogue.chosen(presets), tuple(_kept(dump, group_by))
-    more: dict[str, Any] = {"group_by": tuple(group_by), "kept": kept, "seed": seed, "against": against}
+    began, chosen = time.perf_counter(), catalogue.chosen(presets)
+    more: dict[str, Any] = {"group_by": tuple(group_by), "seed": seed, "against": against}
     study = Study.of(dump.info.columns, chosen, **more, by_step=tuple(by_step), lag_0=lag_0)
     if engine == "local":
         choice = devices(device, worth_a_gpu(dump.tokens, len(study.presets)))
@@ -370,8 +361,7 @@ def examine(
             raise DumpError("the dump has no sequence", "check that its writer was closed")
         if writer:
             writer.finish(factors(found.state, study.presets))
-    notes = [MADE] * study.makes_advantages + [largest_groups(one) for one in kept]
-    facts = readout.facts(dump, found.state, notes)
+    facts = readout.facts(dump, found.state, [MADE] * study.makes_advantages)
     run = Run(
         command="analyze",
         version=version("offpol-diag"),
@@ -401,21 +391,6 @@ def running(
         what = f"--threads {threads} is for this machine: with --engine ray the cluster says how many"
         raise UsageError(what, "offer Ray more or fewer CPUs")
     return connected(choice.name, progress)
-
-
-def _kept(dump: Dump, group_by: Sequence[str]) -> Iterator[breakdowns.Kept]:
-    """Yield the columns with too many values to keep them all, and the largest ones."""
-    for name in dict.fromkeys(group_by):
-        found = None if name == breakdowns.STEP else dump.largest(name, breakdowns.MOST_GROUPS)
-        if found:
-            yield breakdowns.Kept(name, *found)
-
-
-def largest_groups(kept: breakdowns.Kept) -> str:
-    """Say which groups are listed of a column with too many values."""
-    many, others = len(kept.values), kept.others
-    whole = f"--group-by {kept.name}: {many + others:,} values"
-    return f"{whole}; the {many:,} largest groups, by their rows, are listed, and the other {others:,} as one"
 
 
 def opened(

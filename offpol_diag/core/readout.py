@@ -282,7 +282,7 @@ def described(out: Readout, preset: Preset) -> PresetFacts:
 def places(out: Readout) -> tuple[dict[str, Axis], dict[str, Numbers]]:
     """Read out every axis, and by subject the numbers at its places, also those requested with `by_step`."""
     study, state, whole = out.study, out.state, bool(out.study.by_step)
-    every = breakdowns.locations(state, study.seed, study.group_by, whole, study.kept)
+    every = breakdowns.locations(state, study.seed, study.group_by, whole)
     numbers = {
         place_of(axis, place): own
         for axis, (found, each) in every.items()

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from offpol_diag.core.breakdowns import Kept
 from offpol_diag.core.gap import DRIFTS, Drift
 from offpol_diag.core.preset_numbers import normalised
 from offpol_diag.presets import Policy, Preset, Reject, families
@@ -24,7 +23,6 @@ class Study:
         columns: canonical columns of the dump, and advantages where they are made.
         makes_advantages: whether advantages are made of rewards, for there are none and groups are known.
         group_by: columns to break the mismatch down by.
-        kept: those of them with many values, and which of these are listed.
         seed: of the bootstrap.
         against: the preset that the others are compared with, or None.
         by_step: numbers requested by training step, besides those of `breakdowns`.
@@ -35,7 +33,6 @@ class Study:
     columns: frozenset[str]
     makes_advantages: bool = False
     group_by: tuple[str, ...] = ()
-    kept: tuple[Kept, ...] = ()
     seed: int = 0
     against: str | None = None
     by_step: tuple[str, ...] = ()

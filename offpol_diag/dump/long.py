@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -32,49 +33,40 @@ def gathered(
     Raises:
         DumpError: a sequence comes back after another one, has no id, or its positions do not rise.
     """
-    rest, first = None, 0
-    for _, _, table in tables:
-        here = pa.Table.from_batches([table])
-        rows = here if rest is None else pa.concat_tables([rest, here], promote_options="permissive")
+    listed = {name for role, name in columns.items() if COLUMNS[role].of_tokens}
+    held, first = list[pa.Table](), 0  # what may go on in the next table, and the number of its first row
+    for table in chain((pa.Table.from_batches([one]) for _, _, one in tables), [None]):
+        held += [] if table is None else [table]
+        if not held:
+            return
+        rows = pa.concat_tables(held, promote_options="permissive").combine_chunks()
         ids = dense(rows.column(columns[SEQUENCE]).combine_chunks())
         if (null := ids.is_null(nan_is_null=pt.is_floating(ids.type))).true_count:
             what = f"{file}, row {first + null.index(True).as_py()}, column {columns[SEQUENCE]!r}: it is null"
             hint = "give every row the id of its sequence; without one, no sequence can be known to be whole"
             raise DumpError(f"{what}, and a token belongs to a sequence", hint)
         cuts = np.flatnonzero(np.diff(ids.dictionary_encode().indices.to_numpy(), prepend=-1))
-        rest = rows.slice(cuts[-1])  # may go on in the next table
-        if len(cuts) > 1:
-            yield file, first + cuts[:-1], _lists(rows.slice(0, cuts[-1]), cuts, columns, file, first, seen)
+        cuts = np.append(cuts, len(rows)) if table is None else cuts
+        held, whole, begins = [rows.slice(cuts[-1])], rows.slice(0, cuts[-1]), pa.array(cuts[:-1])
+        if not len(begins):
+            continue
+        for at, one in zip(cuts, ids.take(begins).to_pylist(), strict=False):
+            if one in seen:
+                what = f"{file}, row {first + at}: the sequence {str(one)!r} comes back after another one"
+                raise DumpError(what, SORT)
+            seen.add(one)
+        if POSITION in columns:
+            position = whole.column(columns[POSITION])
+            falls = np.diff(position.to_numpy(), prepend=-np.inf) <= 0
+            falls[cuts[:-1]] = False
+            if falls.any() or position.null_count:
+                what = f"{file}, row {first + int(falls.argmax())}: positions do not rise within a sequence"
+                raise DumpError(what, SORT)
+        made, offsets = {}, pa.array(cuts)
+        for name in whole.column_names:
+            x = whole.column(name).combine_chunks()
+            made[name] = (
+                pa.LargeListArray.from_arrays(offsets, dense(x)) if name in listed else x.take(begins)
+            )
+        yield file, first + cuts[:-1], pa.RecordBatch.from_pydict(made)
         first += int(cuts[-1])
-    if rest is not None:
-        cuts = np.array([0, len(rest)])
-        yield file, first + cuts[:-1], _lists(rest, cuts, columns, file, first, seen)
-
-
-def _lists(
-    rows: pa.Table, cuts: Ints, columns: Mapping[str, str], file: str, first: int, seen: set[object]
-) -> pa.RecordBatch:
-    """Return whole sequences, which begin at `cuts` [S] and end at the last one, as a table with lists."""
-    begins = pa.array(cuts[:-1])
-    ids = dense(rows.column(columns[SEQUENCE]).combine_chunks()).take(begins).to_pylist()
-    for at, one in zip(cuts, ids, strict=False):
-        if one in seen:
-            what = f"{file}, row {first + at}: the sequence {str(one)!r} comes back after another one"
-            raise DumpError(what, SORT)
-        seen.add(one)
-    if POSITION in columns:
-        column = rows.column(columns[POSITION])
-        falls = np.diff(column.to_numpy(), prepend=-np.inf) <= 0
-        falls[cuts[:-1]] = False
-        if falls.any() or column.null_count:
-            what = f"{file}, row {first + int(falls.argmax())}: positions do not rise within a sequence"
-            raise DumpError(what, SORT)
-    of_tokens = {name for role, name in columns.items() if COLUMNS[role].of_tokens}
-    made = {}
-    for name in rows.column_names:
-        values = rows.column(name).combine_chunks()
-        listed = name in of_tokens
-        made[name] = (
-            pa.LargeListArray.from_arrays(pa.array(cuts), dense(values)) if listed else values.take(begins)
-        )
-    return pa.RecordBatch.from_pydict(made)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from heapq import nsmallest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,10 +17,10 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from offpol_diag.dump import schema
-from offpol_diag.dump.batch import Batch, joined, label
+from offpol_diag.dump.batch import Batch, joined
 from offpol_diag.dump.check import Seen, Skipped, good_rows, judge, remark, signs
 from offpol_diag.dump.long import gathered
-from offpol_diag.dump.pack import Ints, Plan, Rows, pack, plain, starts
+from offpol_diag.dump.pack import Ints, Plan, Rows, pack, starts
 from offpol_diag.dump.sources import Location, find
 from offpol_diag.dump.writer import KEY
 from offpol_diag.errors import DumpError
@@ -50,10 +47,8 @@ RECYCLED = (32 << 20) - (64 << 10)
 WHOLE = re.compile(r"-?\d{1,18}")
 """A value of a hive partition that is an integer."""
 MOST_SHARDS = 4096
-MOST_COUNTED = 1 << 21
-"""Labels of a column beyond which they are not counted."""
-MOST_DESCRIBED, SMALL, FEW = 16, 64, 256
-"""Most columns without a role that are read, mean bytes of their texts, and rows looked at for that."""
+MOST_DESCRIBED, SMALL = 16, 64
+"""Most columns without a role that are read, and bytes per row of a small column."""
 
 
 # ---------------------------------------------------------------- files
@@ -75,6 +70,7 @@ class Part:
         schema: its columns, hive partitions included.
         partitions: hive partition column → value.
         columns: canonical name → its column; empty where it has no row.
+        small: columns of few bytes per row.
         provenance: how the numbers were made, from the file's metadata.
         groups: all its row groups, of which those in `span` are read.
         state: size and time of the file; empty where another machine may hold a copy.
@@ -84,6 +80,7 @@ class Part:
     schema: pa.Schema
     partitions: dict[str, pa.Scalar]
     columns: dict[str, str]
+    small: frozenset[str]
     provenance: dict[str, object]
     groups: tuple[Group, ...]
     span: range
@@ -107,18 +104,21 @@ class Part:
                     found = found.append(pa.field(key, own[key].type))
             said = json.loads((metadata.metadata or {}).get(KEY, b"{}"), **FINITE)
             groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
-            leaves = [f"{metadata.schema.column(at).path}." for at in range(metadata.num_columns)]
+            paths = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
+            sizes = [groups[0].column(at).total_uncompressed_size for at in range(len(paths)) if groups]
         except READ_ERRORS as error:
             raise unreadable(path, error) from error
         columns = schema.resolve(found, given, str(path)) if metadata.num_rows else {}
         rollout = f"{columns.get(schema.ROLLOUT)}."
-        leaf = next((at for at, name in enumerate(leaves) if name.startswith(rollout)), 0)
+        leaf = next((at for at, name in enumerate(paths) if f"{name}.".startswith(rollout)), 0)
         counts = [
             Group(x.num_rows, x.total_byte_size, max(x.column(leaf).num_values, x.num_rows, 1))
             for x in groups
         ]
+        small = [name for name, size in zip(paths, sizes, strict=False) if size <= SMALL * counts[0].rows]
         provenance = said if isinstance(said, dict) else {}
-        return cls(path, found, own, columns, provenance, tuple(counts), range(len(counts)), state)
+        span, every = range(len(counts)), frozenset([*small, *own])
+        return cls(path, found, own, columns, every, provenance, tuple(counts), span, state)
 
     @property
     def read(self) -> list[Group]:
@@ -144,10 +144,9 @@ class Part:
         for at in self.span:
             group, row = self.groups[at], sum(one.rows for one in self.groups[:at])
             end, where = row + group.rows, f"{self.path}, row group {at}"
+            size = max(-(-group.rows // -(-group.tokens // most)), 1)
             try:
-                for table in parquet.iter_batches(
-                    max(-(-group.rows // -(-group.tokens // most)), 1), [at], stored
-                ):
+                for table in parquet.iter_batches(size, [at], stored):
                     for key, value in self.partitions.items():
                         table = table.append_column(key, pa.repeat(value, table.num_rows))
                     if self.path.state != state:
@@ -160,22 +159,26 @@ class Part:
                     del table  # frees it before the next one is read
                 if row != end:
                     raise EOFError("not the rows its footer had")
+            except MemoryError as error:  # Arrow's is one
+                hint = "leave more memory free, say --threads 1, or write smaller row groups"
+                raise DumpError(
+                    f"{where}: there is not enough memory to read it ({said(error)})", hint
+                ) from error
             except (*READ_ERRORS, EOFError) as error:
-                if isinstance(error, MemoryError):  # Arrow's is one
-                    hint = "leave more memory free, say --threads 1, or write smaller row groups"
-                    what = f"{where}: there is not enough memory to read it ({said(error)})"
-                    raise DumpError(what, hint) from error
-                odd = ", ".join(repr(name) for name in stored if not self._reads(at, name)) or "unknown"
+                odd = self._unread(at, stored)
                 what = f"{where}, from row {row} on, column {odd}: the data cannot be read ({said(error)})"
                 hint = "the file is damaged: copy it again and compare sizes; if the error stays, dump again"
                 raise DumpError(what, hint) from error
 
-    def _reads(self, group: int, name: str) -> bool:
-        """Return whether a column of a row group can be read by itself."""
-        try:
-            return all(True for _ in opened(self.path).iter_batches(1024, [group], [name]))
-        except READ_ERRORS:
-            return False
+    def _unread(self, group: int, names: Sequence[str]) -> str:
+        """Return the first column of a row group that cannot be read by itself."""
+        for name in names:
+            try:
+                for _ in opened(self.path).iter_batches(1024, [group], [name]):
+                    pass
+            except READ_ERRORS:
+                return repr(name)
+        return "unknown"
 
 
 def opened(path: Location) -> pq.ParquetFile:
@@ -187,41 +190,14 @@ def opened(path: Location) -> pq.ParquetFile:
 
 
 def unreadable(path: Location, error: Exception) -> DumpError:
-    """Explain why a file cannot be opened, from its first and last bytes."""
-    if isinstance(error, UnicodeEncodeError):
-        return DumpError(f"{path}: the path is not UTF-8", "rename the file and its directories")
-    try:
-        with path.open() as stream:
-            head = stream.read(4)
-            stream.seek(max(stream.seek(0, 2) - 4, 0))
-            tail = stream.read(4)
-    except (OSError, pa.ArrowException) as failure:
-        what = f"{path}: cannot be opened ({said(failure)})"
-        return DumpError(what, "check that it exists and may be read")
-    if not head:
-        what, hint = "the file is empty (0 bytes)", "its writer did not finish; dump again"
-    elif head != b"PAR1":
-        what, hint = "not a Parquet file", "see `offpol-diag convert --list` for what else is read"
-    elif tail != b"PAR1":
-        what, hint = "the file is truncated: its Parquet footer is missing", "copy it again, or dump again"
-    else:
-        what, hint = f"the Parquet footer is corrupt ({said(error)})", "copy or dump the file again"
-    return DumpError(f"{path}: {what}", hint)
+    """Say that a file is not there, no Parquet file, or cut off, in Arrow's words."""
+    hint = "check that it may be read, copy or dump it again; `offpol-diag convert --list` has other forms"
+    return DumpError(f"{path}: cannot be read as Parquet ({said(error)})", hint)
 
 
 def said(error: BaseException) -> str:
     """Return the first line of an error message without secrets, or the name of the error's type."""
     return cleaned((str(error).splitlines() or [type(error).__name__])[0])
-
-
-def merged(provenances: Iterable[dict[str, object]]) -> dict[str, object]:
-    """Merge the provenance of files: one value where they agree, else the list of distinct values."""
-    seen: dict[str, list[object]] = {}
-    for key, value in (pair for one in provenances for pair in one.items()):
-        values = seen.setdefault(key, [])
-        if value not in values:
-            values.append(value)
-    return {key: values[0] if len(values) == 1 else values for key, values in seen.items()}
 
 
 # ---------------------------------------------------------------- the dump
@@ -290,17 +266,8 @@ class Dump:
     @property
     def notes(self) -> tuple[str, ...]:
         """Warnings from opening and from the latest pass; complete when the pass has ended."""
-        found = ((self.plan.columns[role], one) for role, one in self.seen.signs.items() if one.positive)
+        found = ((self.plan.columns[role], one) for role, one in self.seen.signs.items() if one.above)
         return *self.remarks, *(remark(column, one) for column, one in found)
-
-    def only(self, roles: Collection[str]) -> Dump:
-        """Return the dump with some columns only, by canonical name; batches lack positions, turns and keys.
-
-        It is the dump itself where bad rows are skipped, which needs all columns, or a row is a token.
-        """
-        if self.skip or self.long:
-            return self
-        return replace(self, plan=self.plan.only([schema.ROLLOUT, schema.MASK, *roles]), seen=Seen())
 
     def shards(self, size: int) -> list[Dump]:
         """Divide the dump between row groups into dumps of about `size` uncompressed bytes.
@@ -308,43 +275,17 @@ class Dump:
         This depends on the dump alone. Shards can be read in another process and working directory. A dump of
         a row per token is one shard.
         """
-        size, rows = (
-            max(size, sum(one.size for part in self.parts for one in part.read) // MOST_SHARDS),
-            self.rows,
-        )
-        found, held, weight, first, before = list[Dump](), list[Part](), 0, 0, 0
-        for part in self.parts:
-            for at in part.span:
-                begin = held.pop().span.start if held and held[-1].path == part.path else at
-                held.append(replace(part, span=range(begin, at + 1), state=()))
-                weight, first = weight + part.groups[at].size, first + part.groups[at].rows
-                if (weight >= size and not self.long) or first == rows:
-                    one = replace(self, parts=held, seen=Seen(), folder=None, shard=True, before=before)
-                    found, held, weight, before = [*found, one], [], 0, first
+        each = [(part, at, part.groups[at]) for part in self.parts for at in part.span]
+        size = max(size, sum(group.size for _, _, group in each) // MOST_SHARDS)
+        found, held, weight, before, end = list[Dump](), list[Part](), 0, 0, 0
+        for i, (part, at, group) in enumerate(each, 1):
+            begin = held.pop().span.start if held and held[-1].path == part.path else at
+            held.append(replace(part, span=range(begin, at + 1), state=()))
+            weight, end = weight + group.size, end + group.rows
+            if (weight >= size and not self.long) or i == len(each):
+                one = replace(self, parts=held, seen=Seen(), folder=None, shard=True, before=before)
+                found, held, weight, before = [*found, one], [], 0, end
         return found
-
-    def largest(self, name: str, most: int) -> tuple[frozenset[str], int] | None:
-        """Return the labels that most rows have, and the number of all others; it reads that column alone.
-
-        Of labels with equally many rows the first ones in order are taken. None where there are no more than
-        `most`, or where they are not counted.
-        """
-        column, counts = self.plan.columns.get(name, name), Counter[str]()
-        if self.long:
-            return None
-        for part in self.parts:
-            if column not in part.schema.names or len(counts) > MOST_COUNTED:
-                return None
-            if column in part.partitions:
-                counts[label(part.partitions[column].as_py())] += sum(group.rows for group in part.read)
-                continue
-            with suppress(UnicodeDecodeError):  # an error, with its place, when all columns are read
-                for _, _, table in part.tables([column], self.batch_tokens):
-                    for one in pc.value_counts(plain(table.column(0))).to_pylist():
-                        counts[label(one["values"])] += one["counts"]
-        if len(counts) <= most:
-            return None
-        return frozenset(nsmallest(most, counts, key=lambda one: (-counts[one], one))), len(counts) - most
 
     def batches(self, progress: Progress = IGNORED) -> Iterator[Batch]:
         """Yield the sequences as CPU float64 batches, in the order of the files; can be called repeatedly.
@@ -357,11 +298,32 @@ class Dump:
                 every row is skipped or every token masked.
         """
         np.empty(RECYCLED, np.uint8)  # makes malloc reuse memory between batches; it is never touched
-        self.seen = Seen()
-        for batch in _joined_up(self._packed(progress), self.batch_tokens):
-            if self.seen.tokens or self.shard:
-                yield batch
-            del batch  # frees it before the next one is read
+        self.seen, held, tokens, sequences = Seen(), list[Batch](), 0, 0
+
+        def whole() -> Batch:
+            found = joined(held)
+            held.clear()  # so that they can be freed
+            return found
+
+        for rows in self.read(self.plan.names, self.batch_tokens, progress):
+            many, skipped = rows.many, Skipped()
+            rows = good_rows(rows, skipped if self.skip else None)
+            self.seen.add(Seen(many, rows.kept.size, skipped, signs(rows)))
+            batch = pack(rows) if rows.many else None
+            del rows  # frees the table before the next one is read
+            if batch is None:
+                continue
+            tokens, sequences = tokens + batch.tokens, sequences + batch.sequences
+            if held and (tokens > self.batch_tokens or sequences > MOST_ROWS):
+                yield whole()
+                tokens, sequences = batch.tokens, batch.sequences
+            held.append(batch)
+            del batch
+            if tokens > self.batch_tokens / 2:
+                yield whole()
+                tokens = sequences = 0
+        if sequences and (self.seen.tokens or self.shard):
+            yield whole()
         if not self.shard:
             self.judge()
 
@@ -380,27 +342,14 @@ class Dump:
         what = f"{name}: no token is left in {self.seen.rows} rows"
         raise DumpError(what, hint if mask else "every list is empty; check the writer")
 
-    def _packed(self, progress: Progress) -> Iterator[Batch]:
-        """Pack the good rows, and note what is seen of all of them."""
-        for rows in self.read(self.plan.names, self.batch_tokens, progress):
-            many, skipped = rows.many, Skipped()
-            rows = good_rows(rows, skipped if self.skip else None)
-            self.seen.add(Seen(many, rows.kept.size, skipped, signs(rows)))
-            batch = pack(rows) if rows.many else None
-            del rows  # frees the table before the next one is read
-            if batch:
-                yield batch
-            del batch
-
     def read(self, names: Sequence[str] | None, most: int, progress: Progress = IGNORED) -> Iterator[Rows]:
         """Yield the rows with some columns (None: all), at most `most` tokens or one row at once."""
         number, seen, rollout = self.before, set[object](), self.plan.columns[schema.ROLLOUT]
         for part in self.parts:
             there = part.schema.names
             tables = part.tables([name for name in names or there if name in there], most, progress)
-            for where, row, table in (
-                gathered(tables, self.plan.columns, str(part.path), seen) if self.long else tables
-            ):
+            tables = gathered(tables, self.plan.columns, str(part.path), seen) if self.long else tables
+            for where, row, table in tables:
                 lengths = pc.list_value_length(table.column(rollout)).fill_null(0)
                 offsets, begin = starts(lengths.to_numpy()), 0
                 while begin < table.num_rows:
@@ -411,27 +360,6 @@ class Dump:
                     begin = end
                 number += table.num_rows
                 del table
-
-
-def _joined_up(batches: Iterable[Batch], most: int) -> Iterator[Batch]:
-    """Join batches, in order, up to `most` tokens and `MOST_ROWS` rows; one of half as many stays alone."""
-
-    def whole() -> Batch:
-        found = joined(held)
-        held.clear()  # so that they can be freed
-        return found
-
-    held = list[Batch]()
-    for batch in batches:
-        tokens = sum(one.tokens for one in held) + batch.tokens
-        if held and (tokens > most or sum(one.sequences for one in held) + batch.sequences > MOST_ROWS):
-            yield whole()
-        held.append(batch)
-        del batch
-        if sum(one.tokens for one in held) > most / 2:
-            yield whole()
-    if held:
-        yield whole()
 
 
 # ---------------------------------------------------------------- opening
@@ -479,21 +407,20 @@ def open_dump(
             what = f"{first.path}: column {name!r} holds {kind}, and one value per row is needed"
             raise DumpError(what, "group by a column with one value per sequence")
     for part in filled[1:]:
-        _same(first, part, extra, long != schema.is_long(part.schema, given))
-    prompts = found.pop(schema.PROMPT_IDS, "")
-    prompts = prompts if not long and all(prompts in part.schema.names for part in filled) else ""
-    plan = Plan(found, extra, prompts=prompts)
-    plan = replace(plan, described=() if long else _described(filled, plan))
+        _require_same(first, part, extra)
+    if long or not all(found.get(schema.PROMPT_IDS, "") in part.schema.names for part in filled):
+        found.pop(schema.PROMPT_IDS, None)
+    plan = Plan(found, extra, () if long else _described(filled, {*found.values(), *extra}))
     there = dict.fromkeys(name for part in filled for name in part.schema.names)
     info = DumpInfo(
         files=tuple(str(part.path) for part in parts),
-        columns=dict(found),
-        provenance=merged(part.provenance for part in parts),
+        columns={role: name for role, name in found.items() if role != schema.PROMPT_IDS},
+        provenance=_merged(part.provenance for part in parts),
         others=(*extra, *plan.described),
         ignored=tuple(name for name in there if name not in {*plan.names, *schema.RESCORED}),
-        prompts=prompts,
+        prompts=found.get(schema.PROMPT_IDS, ""),
     )
-    remarks = _cautions(first, plan, info)
+    remarks = () if schema.MASK in found else tuple(_unmasked(first, info))
     return Dump(info, filled, plan, on_bad_row == "skip", max(1, batch_tokens), remarks, long)
 
 
@@ -502,60 +429,58 @@ def named(files: Sequence[object]) -> str:
     return f"{', '.join(map(str, files[:3]))}{f' and {len(files) - 3} more' if len(files) > 3 else ''}"
 
 
-def _same(first: Part, part: Part, extra: Sequence[str], other_form: bool) -> None:
-    """Refuse a file whose columns differ from the first file's."""
+def _merged(provenances: Iterable[dict[str, object]]) -> dict[str, object]:
+    """Merge the provenance of files: one value where they agree, else the list of distinct values."""
+    seen: dict[str, list[object]] = {}
+    for key, value in (pair for one in provenances for pair in one.items()):
+        seen[key] = [*(one for one in seen.get(key, ()) if one != value), value]
+    return {key: values[0] if len(values) == 1 else values for key, values in seen.items()}
+
+
+def _require_same(first: Part, part: Part, extra: Sequence[str]) -> None:
+    """Refuse a file whose columns differ from the first file's; it may lack prompts."""
     one, two = first.columns, part.columns
-    odd = [two.get(role) or one[role] for role in {**one, **two} if one.get(role) != two.get(role)]
-    odd = [name for name in odd if name not in (one.get(schema.PROMPT_IDS), two.get(schema.PROMPT_IDS))]
-    odd += [name for name in extra if name not in part.schema.names]
-    for name in (*first.columns.values(), *extra):
-        if name not in odd and name in part.schema.names:
-            kinds = [schema.plain_type(x.schema.field(name).type) for x in (first, part)]
-            differ = schema.is_text(kinds[0]) != schema.is_text(kinds[1])
-            odd += [name] if differ and not any(map(pt.is_null, kinds)) else []
-    odd = [one[schema.ROLLOUT]] if other_form else odd
-    if odd:
-        what = f"{first.path} and {part.path} differ: column {odd[0]!r} is not in both, or not of one kind"
-        raise DumpError(what, "read files of one form at a time, or write them alike")
+    for role in dict.fromkeys((*one, *two, *extra)):
+        names = one.get(role, role), two.get(role, role)
+        types = [
+            x.schema.field(name).type
+            for x, name in zip((first, part), names, strict=True)
+            if name in x.schema.names
+        ]
+        kinds = {(schema.is_text(kind), schema.is_list(kind)) for kind in types if not pt.is_null(kind)}
+        if role != schema.PROMPT_IDS and (names[0] != names[1] or len(types) < 2 or len(kinds) > 1):
+            name = two.get(role) or one.get(role, role)
+            what = f"{first.path} and {part.path} differ: column {name!r} is not in both, or not of one kind"
+            raise DumpError(what, "read files of one form at a time, or write them alike")
 
 
-def _described(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
+def _described(parts: Sequence[Part], used: Collection[str]) -> tuple[str, ...]:
     """Return columns of short text, integers or booleans without a role that all files have alike."""
-    first, found = parts[0], list[str]()
-    for one in first.schema:
-        kinds = {
-            str(x.schema.field(one.name).type) if x.schema.names.count(one.name) == 1 else "" for x in parts
-        }
-        if one.name in plan.names or kinds != {str(one.type)}:
-            continue
-        kind = schema.plain_type(one.type)
-        text = pt.is_string(kind) or pt.is_large_string(kind)
-        if pt.is_integer(kind) or pt.is_boolean(kind) or text:
-            found.append(one.name)
-        if text and one.name not in first.partitions:
-            with suppress(DumpError):  # which reading will find
-                _, _, table = next(first.tables([one.name], FEW))
-                if (pc.mean(pc.binary_length(plain(table.column(0)))).as_py() or 0) > SMALL:
-                    found.remove(one.name)
+    found = list[str]()
+    for one in parts[0].schema:
+        kind, alike = schema.plain_type(one.type), [x.schema.get_all_field_indices(one.name) for x in parts]
+        short = pt.is_integer(kind) or pt.is_boolean(kind)
+        short |= (pt.is_string(kind) or pt.is_large_string(kind)) and one.name in parts[0].small
+        if one.name not in used and short and all(len(at) == 1 for at in alike):
+            same = all(x.schema.field(one.name).type == one.type for x in parts)
+            found += [one.name] * same
     return tuple(found[:MOST_DESCRIBED])
 
 
-def _cautions(first: Part, plan: Plan, info: DumpInfo) -> tuple[str, ...]:
+def _unmasked(first: Part, info: DumpInfo) -> Iterator[str]:
     """Say what may be padding or a mask where no column is the mask."""
-    if schema.MASK in plan.columns:
-        return ()
-    column, found = plan.columns[schema.ROLLOUT], list[str]()
+    column, names = info.columns[schema.ROLLOUT], first.schema.names
     if pt.is_fixed_size_list(first.schema.field(column).type):
         what = f"{column!r} is padded to one length and there is no {schema.MASK}"
-        found.append(f"{what}: padding, if any, counts as tokens")
-    once = [name for name in info.ignored if first.schema.names.count(name) == 1]
-    kinds = {name: first.schema.field(name).type for name in once}
-    kinds = {name: str(kind.value_type) for name, kind in kinds.items() if schema.is_list(kind)}
+        yield f"{what}: padding, if any, counts as tokens"
+    once = (name for name in info.ignored if names.count(name) == 1)
+    lists = {name: kind for name in once if schema.is_list(kind := first.schema.field(name).type)}
     flags = [
-        name for name, kind in kinds.items() if kind in ("bool", "int8", "uint8") or "mask" in name.lower()
+        name
+        for name, kind in lists.items()
+        if str(kind.value_type) in ("bool", "int8", "uint8") or "mask" in name.lower()
     ]
     if flags:
         ways = " or ".join(f"--columns mask={name}" for name in flags[:3])
         what = f"there is no {schema.MASK}, so every token counts; if a list that is not read is the mask"
-        found.append(f"{what}, say {ways}")
-    return tuple(found)
+        yield f"{what}, say {ways}"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from offpol_diag.dump import schema as role
 from offpol_diag.dump.check import Skipped, good_rows
-from offpol_diag.dump.pack import Rows, labels, plain, ragged
+from offpol_diag.dump.pack import Ragged, Rows, labels, plain
 from offpol_diag.errors import DumpError, UsageError, install
 from offpol_diag.rescore.score import UNPENALISED, Penalties, Row
 
@@ -262,7 +262,7 @@ class _Prompts:
         """Return the tokens of the prompt of each row."""
         column = rows.table.column(self.column)
         if self.ids:
-            found = ragged(column)
+            found = Ragged.of(column)
             return [one.astype(np.int64) for one in np.split(found.values, np.cumsum(found.lengths)[:-1])]
         return [np.array(self._encoded(one), np.int64) for one in column.to_pylist()]
 

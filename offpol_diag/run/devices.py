@@ -54,9 +54,8 @@ def devices(name: str, worth: bool = True) -> Choice:
     except ImportError as error:
         if name == "auto":
             return Choice(unused="a GPU is not used: torch is not installed")
-        raise UsageError(
-            f"device {name!r} needs torch, which is not installed", "pip install torch"
-        ) from error
+        what = f"device {name!r} needs torch, which is not installed"
+        raise UsageError(what, "pip install torch") from error
     there = [f"cuda:{at}" for at in range(torch.cuda.device_count())]
     chosen = there if name in ("auto", "cuda") else [one for one in there if one == f"cuda:{int(name[5:])}"]
     if not chosen and name != "auto":
@@ -67,10 +66,9 @@ def devices(name: str, worth: bool = True) -> Choice:
             float(torch.ones(1, dtype=torch.float64, device=device).exp())
             fine.append(device)
         except RuntimeError as error:  # too old a driver, say, or no free memory
-            why = next(iter(str(error).splitlines()), "") or type(error).__name__
-            if name != "auto":
-                raise UsageError(f"device {device!r} does not work: {why}", "use --device cpu") from error
-            faults.append(f"{device} does not work: {why}")
+            faults.append(f"{device} does not work: {str(error).partition(chr(10))[0]}")
+    if faults and name != "auto":
+        raise UsageError(faults[0], "use --device cpu")
     return Choice(tuple(fine)) if fine else Choice(unused="; ".join(faults))
 
 

@@ -18,7 +18,6 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from offpol_diag.dump.check import Seen
@@ -63,7 +62,7 @@ class Ray:
         while ranges or waiting:
             while ranges and len(waiting) < AHEAD * self.slots:
                 waiting.append(work.remote(given, ranges.popleft()))
-            found, picked, of_range, rows = pickle.loads(self._fetched(waiting.popleft()))
+            found, picked, of_range, rows = self._fetched(waiting.popleft())
             for one in picked:
                 each[1](one)  # type: ignore[index]
             state = found if state is None else state if found is None else state.merge(found)
@@ -75,23 +74,20 @@ class Ray:
         dump.judge()
         return state
 
-    def _fetched(self, task: Any) -> bytes:
+    def _fetched(self, task: Any) -> Any:
         """Return the result of a task; that the head is there is checked meanwhile."""
         ray, errors = import_module("ray"), import_module("ray.exceptions")
         while True:
             try:
-                result: bytes = ray.get(task, timeout=TICK)
-                return result
+                return pickle.loads(ray.get(task, timeout=TICK))
             except errors.GetTimeoutError:
                 hint = "see why its head ended, start it and repeat the command"
                 _knock(self.head, "the cluster is lost", hint)
             except errors.RayTaskError as error:
-                if isinstance(error.cause, OffpolError):
-                    raise error.cause from None
                 if isinstance(error.cause, ImportError):
                     what = f"a node cannot import what a task needs ({said(error.cause)})"
                     raise ClusterError(what, "install the same offpol-diag on every node") from error
-                raise
+                raise (error.cause if isinstance(error.cause, OffpolError) else error) from None
             except (errors.RayError, ConnectionError) as error:
                 what = f"the cluster lost a task {RETRIES + 1} times ({said(error)})"
                 hint = "a worker that is killed most often had too little memory: offer fewer CPUs per node"
@@ -149,7 +145,6 @@ def _knock(address: str, what: str, hint: str) -> None:
         raise ClusterError(f"{what} ({said(error)})", hint) from error
 
 
-@np.errstate(all="ignore")
 def _work(given: tuple[str, Job[Any], Any], part: Dump) -> bytes:
     """Run a job on one range in one thread, as a task; pickled, for arrays that Ray returns are read-only."""
     ours, job, pick = given

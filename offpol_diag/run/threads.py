@@ -76,20 +76,8 @@ class Threads:
             with suppress(AttributeError, OSError):
                 ctypes.CDLL(None).mallopt(*ONE_HEAP)
         threads, numbers, done = self.threads or room(), count(), 0
-        waiting: deque[Future[M]] = deque()
-        state: M | None = None
-
-        def compute(batch: Batch) -> M:
-            with np.errstate(all="ignore"):  # a thread has its own
-                return job(batch)
-
-        def merge_next() -> None:
-            nonlocal state
-            found = waiting.popleft().result()
-            if each:
-                pick, use = each
-                use(pick(found))
-            state = found if state is None else state.merge(found)
+        compute = np.errstate(all="ignore")(job)  # each thread has a state of its own
+        waiting, state = deque[Future[M]](), None
 
         def report(rows: int) -> None:
             nonlocal done
@@ -99,14 +87,17 @@ class Threads:
 
         pool = ThreadPoolExecutor(threads, "offpol-diag", lambda: setattr(_thread, "number", next(numbers)))
         with threadpool_limits(1, user_api="blas"), pool:  # threads of BLAS would take their cores
+            batches = dump.batches(report)
             try:
-                for batch in dump.batches(report):
-                    waiting.append(pool.submit(compute, batch))
+                while (batch := next(batches, None)) is not None or waiting:
+                    if batch is not None:
+                        waiting.append(pool.submit(compute, batch))
+                    if batch is None or len(waiting) > threads:
+                        found = waiting.popleft().result()
+                        if each:
+                            each[1](each[0](found))
+                        state = found if state is None else state.merge(found)
                     del batch  # frees it before the next one is read
-                    if len(waiting) > threads:
-                        merge_next()
-                while waiting:
-                    merge_next()
             finally:
                 for future in waiting:
                     future.cancel()
@@ -145,10 +136,10 @@ def available() -> int:
     machine, stat, free = _words(MEMORY), _words(GROUP / "memory.stat"), [1 << 62]
     if "MemAvailable:" in machine:
         free.append(1024 * int(machine[machine.index("MemAvailable:") + 1]))
-    most, taken = _words(GROUP / "memory.max"), _words(GROUP / "memory.current")
-    if most and taken and most[0].isdecimal():
+    limit = [*_words(GROUP / "memory.max"), *_words(GROUP / "memory.current")]
+    if len(limit) == 2 and limit[0].isdecimal():
         cache = int(stat[stat.index("file") + 1]) if "file" in stat else 0  # it can be reclaimed
-        free.append(int(most[0]) - int(taken[0]) + cache)
+        free.append(int(limit[0]) - int(limit[1]) + cache)
     return min(free)
 
 
