@@ -220,12 +220,6 @@ def test_a_canonical_dump_is_read_as_it_is(tmp_path: Path) -> None:
     assert form_of([source], {}) is form_of([str(tmp_path)], {}) is None
 
 
-def test_the_list_names_every_form() -> None:
-    result = CliRunner().invoke(app, ["convert", "--list"])
-    assert result.exit_code == 0
-    assert all(form.files.split(",")[0] in result.stdout for form in FORMS if form.rows)
-
-
 def test_no_more_than_a_group_of_rows_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alive = most = 0
 

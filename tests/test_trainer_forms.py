@@ -10,14 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from offpol_diag.core.observe import analyze
-from offpol_diag.dump import forms
 from offpol_diag.dump.convert import open_dump
 from offpol_diag.errors import DumpError
 from tests.factory import converted, unconvertible
@@ -193,31 +190,18 @@ def test_prime_rl_steps_that_are_not_stable_are_left_out(tmp_path: Path) -> None
         converted(last)
 
 
-def test_slices_lie_where_the_trainer_cuts_them() -> None:
-    for total in range(2, 40):
-        for response in range(1, total):
-            for rank, count in ((0, 2), (1, 2), (0, 4), (1, 4), (2, 4), (3, 4)):
-                found = np.flatnonzero(forms._places(total, response, total, rank, count)).tolist()
-                spans = pickled.spans(total, response, rank, count)
-                assert found == [at for begin, end in spans for at in range(begin, end)]
-
-
-@pytest.mark.parametrize("miles", [False, True])
-def test_a_missing_rank_and_slices_of_unknown_ranks_are_an_error(miles: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("miles", "says"), [(True, "context-parallel ranks are missing"), (False, "of 1 has")]
+)
+def test_a_missing_rank_and_slices_of_unknown_ranks_are_an_error(
+    miles: bool, says: str, tmp_path: Path
+) -> None:
     path = ranks(tmp_path, MADE, 2, miles)
     for rank in (0, 1, 8, 9):  # one part of the context, of one data-parallel group, in each stage
         (path / f"13_{rank}.pt").unlink()
-    with pytest.raises(DumpError, match="context-parallel ranks") as caught:
+    with pytest.raises(DumpError, match=says) as caught:
         converted(path)
     assert caught.value.hint.startswith("convert the files of all ranks of a rollout together")
-
-
-def test_the_numbers_are_those_computed_by_hand(tmp_path: Path) -> None:
-    whole = analyze(nemo_rl(tmp_path, MADE), device="cpu").whole
-    gaps = [(MADE.old[i].astype(np.float64) - MADE.rollout[i])[MADE.mask[i] == 1] for i in WITH_LOSS]
-    delta = np.concatenate(gaps)
-    assert whole["k1"].value == pytest.approx(-delta.mean(), rel=1e-12)
-    assert whole["k3"].value == pytest.approx((np.expm1(delta) - delta).mean(), rel=1e-9)
 
 
 # ---------------------------------------------------------------- mistakes
@@ -312,28 +296,21 @@ MISTAKES: Sequence[tuple[Callable[..., Path], Callable[[Path], Path], str]] = [
     (nemo_rl, ZEROS, "line 1: no column holds old_log_probs or current"),  # that pass was skipped
     (prime_rank, cut_off, "line 4: no JSON"),
     (prime_rank, changed(put(trainer_logprobs=3), 2), "(trainer_logprobs is no list"),
-    (slime, of_torch(put(samples=3)), "13.pt: not as slime writes it"),
-    (slime, of_torch(put(samples=["a"])), "sample 0: not as slime writes it"),
-    (slime, of_sample(3, drop("loss_masks")), "sample 3: no field 'loss_masks'"),
+    (slime, of_torch(put(samples=["a"])), "13.pt: not as slime writes it"),
+    (slime, of_sample(3, drop("loss_masks")), "sample 43: no field 'loss_masks'"),
     (slime, of_sample(0, drop("log_probs")), "no column holds old_log_probs or current_log_probs"),
     (
         slime,
         of_sample(2, put(response_lengths=10**6)),
-        "sample 2: not as slime writes it (the response has no",
+        "sample 42: not as slime writes it (the response has no",
     ),
-    (slime, of_sample(1, put(log_probs=torch.zeros(3))), "old_log_probs, sequence 1: 3 tokens but"),
-    (
-        slime,
-        of_torch(put(samples=Calls())),
-        "torch.load refuses it (Trying to load unsupported GLOBAL posix.system",
-    ),
+    (slime, of_sample(1, put(log_probs=torch.zeros(3))), "sample 41: 3 log_probs, and rank 0 of 1 has 27"),
     (slime, of_sample(1, put(log_probs=torch.zeros(1).expand(1 << 40))), "log_probs repeats the numbers of"),
+    (slime, of_torch(put(samples=Calls())), "refuses it (Trying to load unsupported GLOBAL posix.system"),
     (slime, cut_off, "torch.load refuses it ("),
     (ranks, of_data(drop("response_lengths")), "no field 'response_lengths'"),
-    (ranks, of_data(put(response_lengths=["a"])), "not as slime writes it"),
     (ranks, of_data(put(log_probs=[["a"]] * 4)), "(log_probs is no list"),
-    (ranks, of_data(put(response_lengths=[1 << 30] * 4)), "the response has no length, or one that exceeds"),
-    (ranks, of_torch(put(cp_size=2), "13_4.pt"), "for 2 context-parallel ranks"),
+    (ranks, of_torch(put(cp_size=2), "13_4.pt"), "and rank 0 of 2 has 3"),
     (skyrl, replaced(b"loss_mask", b"loss_musk"), "no field 'loss_mask'"),
     (skyrl, with_call, "not as SkyRL writes it"),
     (skyrl, cut_off, "not as SkyRL writes it (pickle data was truncated"),

@@ -164,9 +164,8 @@ def nemo_rl(files: Sequence[Path]) -> Rows:
                     hint = "NeMo-RL writes it since 0.6; docs/trainers/nemo-rl.md has a hook for older ones"
                     raise DumpError(f"{where}: no 'token_loss_mask'", hint)
                 n = one["input_lengths"]
-                mask = (numbers(one["token_loss_mask"])[:n] != 0) & (
-                    float(one.get("sample_loss_mask", 1)) != 0
-                )
+                counts = float(one.get("sample_loss_mask", 1)) != 0
+                mask = (numbers(one["token_loss_mask"])[:n] != 0) & counts
                 mask[:1] = 0
                 old = numbers(one["prev_logprobs"], "prev_logprobs")[:n]
                 row = whole(
@@ -217,51 +216,32 @@ SLIME = {"log_probs": OLD} | {name: name for name in (ROLLOUT, "advantages", "en
 
 
 def slime(files: Sequence[Path]) -> Rows:
-    """`train_data/*.pt` since 2026-08-12 (observability/train_data_utils.py): a file per rollout."""
-    for path in files:
-        with explained(path, "slime"):
-            dump = load(path)
-            rollout, samples, raw = dump["rollout_id"], [*enumerate(dump["samples"])], dump.get("raw_reward")
-            sampled = _sampled(path, rollout)
-        for i, one in samples:
-            with explained(where := f"{path}, sample {i}", "slime"):
-                at = one.get("rollout_position", i)
-                if isinstance(raw, list) and 0 <= at < len(raw):
-                    one = one | {"rewards": raw[at]}
-                row = _of_slime(one, rollout, one.get("sample_index", at), sampled)
-            yield where, row
+    """`train_data/{rollout}.pt` of slime since 2026-08-12 (observability/train_data_utils.py).
 
-
-def ranks(files: Sequence[Path]) -> Rows:
-    """`train_data/{rollout}_{rank}.pt` of miles, and of slime up to 0.3.1 (utils/train_dump_utils.py).
-
-    Tensor-parallel ranks repeat each other, only the last pipeline stage has log-probs, and each
-    context-parallel rank has two chunks of the response, from both ends (training_utils/cp_utils.py).
+    And `{rollout}_{rank}.pt` of miles, and of slime up to 0.3.1 (utils/train_dump_utils.py): tensor-parallel
+    ranks repeat each other, only the last pipeline stage has log-probs, and each context-parallel rank has
+    two chunks of the response, from both ends (training_utils/cp_utils.py).
     """
-    for _, group in groupby(files, lambda path: (path.parent, path.stem.rpartition("_")[0])):
+    for _, group in groupby(files, lambda path: (path.parent, path.stem.partition("_")[0])):
         paths, samples = list(group), dict[int, Row]()
         for path in paths:
             with explained(path, "slime"):
                 dump = load(path)
-                data, rollout, packed = (
-                    dump["rollout_data"],
-                    dump["rollout_id"],
-                    dump.get("qkv_format") == "thd",
-                )
+                rollout, packed = dump["rollout_id"], dump.get("qkv_format") == "thd"
                 rank, count = dump.get("cp_rank") or 0, dump.get("cp_size") or 1
-                lists = {name: x for name, x in data.items() if name != "raw_reward" and isinstance(x, list)}
-                for i, index in enumerate(lists["sample_indices"]):
-                    one = {name: x[i] for name, x in lists.items()}
-                    n, total = len(_response(one)[1]), one["total_lengths"]
-                    at = _places(total, n, total if packed else one.get("max_seq_lens", total), rank, count)
-                    rest = {name: x for name, x in one.items() if name not in SLIME}
-                    row = samples.setdefault(index, rest)
-                    for name in SLIME.keys() & one.keys():
-                        values = numbers(one[name], name)
-                        if len(values) != at.sum():
-                            said = f"{name} is cut otherwise than for {count} context-parallel ranks"
-                            raise DumpError(f"{path}, sample {i}: {said}", TOGETHER)
-                        row.setdefault(name, np.full(n, np.nan, np.float32))[at] = values
+                for index, one in _samples(dump):
+                    with explained(f"{path}, sample {index}", "slime"):
+                        prompt, response = _tokens(one)
+                        n, total = len(response), len(prompt) + len(response)
+                        width = total if packed else one.get("max_seq_lens", total)
+                        at = _places(total, n, width, rank, count)
+                        row = samples.setdefault(index, {x: one[x] for x in one if x not in SLIME})
+                        for name in SLIME.keys() & one.keys():
+                            values = numbers(one[name], name)
+                            if len(values) != at.sum():
+                                said = f"{len(values)} {name}, and rank {rank} of {count} has {at.sum()}"
+                                raise DumpError(f"{path}, sample {index}: {said}", TOGETHER)
+                            row.setdefault(name, np.full(n, np.nan, np.float32))[at] = values
         with explained(paths[0], "slime"):
             sampled = _sampled(paths[0], rollout)
         for index, row in samples.items():
@@ -270,6 +250,22 @@ def ranks(files: Sequence[Path]) -> Rows:
                     raise DumpError(f"{where}: some of its context-parallel ranks are missing", TOGETHER)
                 made = _of_slime(row, rollout, index, sampled)
             yield where, made
+
+
+def _samples(dump: Row) -> Iterator[tuple[int, Row]]:
+    """Yield index and columns of the samples of a file: of a list of them, or of lists by column."""
+    if "samples" in dump:
+        raw = dump.get("raw_reward")
+        for i, one in enumerate(dump["samples"]):
+            at = one.get("rollout_position", i)
+            more = {"rewards": raw[at]} if isinstance(raw, list) and 0 <= at < len(raw) else {}
+            yield one.get("sample_index", at), one | more
+        return
+    data = {
+        name: x for name, x in dump["rollout_data"].items() if isinstance(x, list) and name != "raw_reward"
+    }
+    for i, index in enumerate(data["sample_indices"]):
+        yield index, {name: x[i] for name, x in data.items()}
 
 
 def _places(total: int, response: int, padded: int, rank: int, count: int) -> Array:
@@ -283,9 +279,9 @@ def _places(total: int, response: int, padded: int, rank: int, count: int) -> Ar
     return np.isin(at // chunk, (rank, 2 * count - 1 - rank))
 
 
-def _response(one: Row) -> tuple[Array, Array]:
+def _tokens(one: Row) -> tuple[Array, Array]:
     """Return the tokens of a sample's prompt, and of its response."""
-    n, tokens = one["response_lengths"], numbers(one["tokens"])
+    n, tokens = one["response_lengths"], numbers(one["tokens"], "tokens")
     if type(n) is not int or not 0 <= n <= len(tokens):
         raise ValueError(f"the response has no length, or one that exceeds the {len(tokens)} tokens")
     return tokens[: len(tokens) - n], tokens[len(tokens) - n :]
@@ -297,7 +293,7 @@ def _of_slime(one: Row, rollout: int, index: int, sampled: Mapping[int, Row]) ->
     `weight_versions` has a text for each turn (slime), or a list of spans for each call (miles): the weights
     that sampled first are the row's.
     """
-    other, (prompt, response) = sampled.get(index, {}), _response(one)
+    other, (prompt, response) = sampled.get(index, {}), _tokens(one)
     logs, reward = {ROLLOUT: other.get(ROLLOUT)} | one, other.get("reward")
     calls = other.get("weight_versions") or one.get("weight_versions") or ()
     spans = [span for call in calls for span in (call if isinstance(call, list) else [call])]
@@ -438,7 +434,7 @@ FORMS = (
          "inference_logprobs trainer_logprobs loss_mask", prime_rl, "prime-rl", "STABLE"),
     Form("slime", "slime", "train_data/*.pt", _SLIME, r"(?!rollout_data/).*/\d+\.pt", "", slime, "slime"),
     Form("ranks", "miles, slime up to 0.3.1", "train_data/*_*.pt, a file per rank", _SLIME,
-         r".*/\d+_\d+\.pt", "", ranks, "slime"),
+         r".*/\d+_\d+\.pt", "", slime, "slime"),
     Form("skyrl", "SkyRL", "dumped_data/*_training_input.pkl", f"{_BOTH}, groups",
          r".*_training_input\.pkl", "", skyrl, "skyrl"),
     Form("", "verl", "", "", r".*\.jsonl", "input output score", None, "verl"),

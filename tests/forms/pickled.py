@@ -5,10 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import pickle
-import sys
-import types
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -119,28 +115,21 @@ def ranks(
     return place
 
 
-# ---------------------------------------------------------------- batches of classes that are not installed
+# ---------------------------------------------------------------- SkyRL
 
 
-def _known(module: str, name: str, thing: Any) -> Any:
-    """Let a class or function be pickled under its trainer's name."""
-    parts = module.split(".")
-    for end in range(1, len(parts) + 1):
-        sys.modules.setdefault(".".join(parts[:end]), types.ModuleType(".".join(parts[:end])))
-    setattr(sys.modules[module], name, thing)
-    thing.__module__, thing.__qualname__, thing.__name__ = module, name, name
-    return thing
+class Batch:
+    """Stands for a class of the trainer, which is not installed where its pickle is read."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (Batch, self.state)
 
 
-@contextmanager
-def modules() -> Iterator[None]:
-    """Let the trainers' modules stand only while a batch is written."""
-    before = dict(sys.modules)
-    try:
-        yield
-    finally:
-        for name in sys.modules.keys() - before.keys():
-            del sys.modules[name]
+def _rebuild(kind: Any, state: Any) -> Any:
+    raise AssertionError("the code of a pickle runs")
 
 
 def _left(rows: list[Any], width: int, dtype: Any) -> torch.Tensor:
@@ -184,13 +173,5 @@ def skyrl(folder: Path, made: Written, step: int = 6, appended: bool = False) ->
     }
     path = folder / "dumped_data" / f"global_step_{step}_training_input.pkl"
     path.parent.mkdir()
-    with modules():
-        place = "skyrl.backends.skyrl_train.training_batch"
-        rebuild = _known(place, "_rebuild_tensor_batch", lambda kind, state: None)
-
-        class Batch(dict[str, Any]):
-            def __reduce__(self) -> Any:
-                return rebuild, (type(self), state)
-
-        path.write_bytes(pickle.dumps(_known(place, "TrainingInputBatch", Batch)()))
+    path.write_bytes(pickle.dumps(Batch(state)))
     return path
