@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from offpol_diag.core import gap, preset_numbers
+from offpol_diag.core import gap, preset_numbers, readout
 from offpol_diag.core.devices import to_host
 from offpol_diag.core.observe import Ahead, Observe, analyze
 from offpol_diag.core.study import Study
@@ -202,6 +202,21 @@ def test_a_gpu_has_the_numbers_of_a_cpu(lacking, dump, tmp_path):
         assert same(here[part], there[part]), part
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_tensors_of_the_cpu_have_the_numbers_of_arrays(batch):
+    """The path of a GPU, where there is none."""
+    study = Study.of(COLUMNS, kinds.EACH)
+    found = [Observe(study, devices=(device,), rows=True)(batch) for device in ("cpu", "cpu:0")]
+    here, there = (readout.Readout(study, one.state) for one in found)
+    for preset in study.presets:
+        one, other = (
+            {name: number.value for name, number in readout.of_preset(out, preset).items()}
+            for out in (here, there)
+        )
+        assert same(one, other), preset.name
+    assert same(*(one.rows.to_pydict() for one in found))
+
+
 def with_own(summary: Any) -> Any:
     """Leave out which presets have the same numbers to the last bit: a GPU rounds each sum anew."""
     for preset in summary["presets"].values():
@@ -226,7 +241,7 @@ def test_a_block_that_does_not_fit_is_an_error_with_a_hint(batch, monkeypatch):
 
     monkeypatch.setattr(gap, "sent", full)
     with pytest.raises(MemoryShortage, match="memory of cuda:0 is too small") as caught:
-        Observe(Study(catalogue.load().resolve("token_is"), COLUMNS), devices=("cuda:0",))(batch)
+        Observe(Study(catalogue.load().resolve("token_is"), COLUMNS), Ahead({}), devices=("cuda:0",))(batch)
     assert "--device cpu" in caught.value.hint
 
 
