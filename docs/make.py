@@ -80,6 +80,13 @@ ready to paste. `logs`: the trainer, and the generation, that it is of. The file
 [`presets.toml`](../offpol_diag/presets/presets.toml); a file of your own has the same form
 (`--preset-file`, [grammar](preset-files.md)).
 
+## What no dump of sampled tokens can evaluate
+
+Score centering ([arXiv 2609.20807](https://arxiv.org/abs/2609.20807)) adds A·C to the loss, with
+C = Σ_H sg(m − α p) log p over the sampler's top-k tokens H: what a dump of sampled tokens does not hold. SkyRL has
+it on by default since 0.5.0 (`trainer.algorithm.score_centering.enabled`), NeMo-RL (`loss_fn.score_centering`,
+nightly) and prime-rl (`score_centering` of `ipo`) off. `--for` says so beside their configurations.
+
 ## Until when each trainer was read
 
 {_table(("trainer", "newest version read"), map(_read, TRAINERS))}{families}
@@ -91,7 +98,7 @@ ready to paste. `logs`: the trainer, and the generation, that it is of. The file
 
 def _read(trainer: str) -> Sequence[str]:
     own = table(trainer)
-    date, commit = own["form"][0]["read"].split()
+    date, commit = own["form"][0]["read"].split(maxsplit=1)
     return trainer, f"[{own['repository']}](https://github.com/{own['repository']}) {commit}, {date}"
 
 

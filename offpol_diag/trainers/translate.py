@@ -91,7 +91,7 @@ class Config:
 
 
 @cache
-def table(trainer: str) -> Table:
+def table(trainer: str) -> dict[str, Any]:
     """Return a trainer's table."""
     return tomllib.loads((HERE / f"{trainer}.toml").read_text("utf-8"))
 
@@ -173,7 +173,7 @@ def configured(preset: Preset, trainer: str) -> Config:
     """
     own, found, refused, notes = table(trainer), list[Snippet](), list[ConfigError](), list[str]()
     oldest, newest = "", dict[str, Any]()
-    for form in own["form"]:
+    for form in (own | one for one in own["form"]):
         asked = preset.logs in form.get("logs", ()) or (form.get("otherwise", False) and not found)
         if ("logs" in form or "otherwise" in form) and not asked:
             continue
@@ -188,7 +188,7 @@ def configured(preset: Preset, trainer: str) -> Config:
         versions = (
             own["name"] + (f" from {since}" if named else "") + (f", before {until}" * bool(named and until))
         )
-        read = ", ".join(form["read"].split())
+        read = ", ".join(form["read"].split(maxsplit=1))
         found += snippets(settings, own, versions=versions, read=read, current=not until)
         notes += said
     if not found:
@@ -250,7 +250,7 @@ def block(preset: Preset, form: Table) -> tuple[Settings, str, list[str]]:
     if left or not loss:
         raise ConfigError(worded(left[0]) if left else f"its loss, {formulas.LOSSES[preset.loss]}")
     known["idle"] = any(isinstance(value, float) and value in IDLE for value in settings.values())
-    notes += [one["say"] for one in form.get("notes", ()) if evaluated(one["when"], known)]
+    notes += [one["say"] for one in form.get("notes", ()) if evaluated(one.get("when", True), known)]
     notes.append(remarks.dual_clip(preset, form["clip"]) if "clip" in form else "")
     full, places = Settings(), form["prefix"]
     for key, value in settings.items():
