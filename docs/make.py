@@ -83,9 +83,10 @@ ready to paste. `logs`: the trainer, and the generation, that it is of. The file
 ## What no dump of sampled tokens can evaluate
 
 Score centering ([arXiv 2609.20807](https://arxiv.org/abs/2609.20807)) adds A·C to the loss, with
-C = Σ_H sg(m − α p) log p over the sampler's top-k tokens H: what a dump of sampled tokens does not hold. SkyRL has
-it on by default since 0.5.0 (`trainer.algorithm.score_centering.enabled`), NeMo-RL (`loss_fn.score_centering`,
-nightly) and prime-rl (`score_centering` of `ipo`) off. `--for` says so beside their configurations.
+C = Σ_H sg(m − α p) log p over the sampler's top-k tokens H: what a dump of sampled tokens does not hold.
+SkyRL has it on by default since 0.5.0 (`trainer.algorithm.score_centering.enabled`), NeMo-RL
+(`loss_fn.score_centering`, nightly) and prime-rl (`score_centering` of `ipo`) off. `--for` says so beside
+their configurations.
 
 ## Until when each trainer was read
 

@@ -152,7 +152,7 @@ def catalogue_table(presets: Mapping[str, Preset]) -> Table:
     notes = (
         "`offpol-diag presets NAME` has the exact formulas, the aliases and the source.",
         "`offpol-diag presets NAME --for TRAINER` prints its configuration, ready to paste.",
-        "Score centering is none of them: it needs the sampler's top-k, which no dump of sampled tokens holds.",
+        "Score centering is none of them: no dump of sampled tokens holds the sampler's top-k.",
     )
     return Table("catalogue", caption, header, rows, notes)
 
