@@ -6,8 +6,7 @@ import io
 import re
 import runpy
 import tempfile
-import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -26,57 +25,38 @@ from offpol_diag.gate import judged, required
 from offpol_diag.number import Numbers
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import load
-from offpol_diag.presets.formulas import rejection, veto, weight
+from offpol_diag.presets.words import KINDS, method
 from offpol_diag.report import answered
 from offpol_diag.report.terminal import terminal
 from offpol_diag.result import Result
-from offpol_diag.trainers import TRAINERS, table
+from offpol_diag.trainers import TRAINERS, sayable, table
 
 HERE = Path(__file__).parent
-FAMILIES: Mapping[str, str] = tomllib.loads((HERE / "families.toml").read_text("utf-8"))
-PRESET_HEADER = (
-    "preset",
-    "thresholds",
-    "other names",
-    "trainers",
-    "numerator",
-    "weight",
-    "keeps",
-    "drops a sequence with",
-    "denominator",
-    "loss",
-    "logs",
-    "source",
-)
+PRESET_HEADER = ("preset", "thresholds", "other names", "trainers", "method", "denominator", "loss", "source")
 DOCTOR_LINES = 20
 MADE = "<!-- Made by `python docs/make.py`; do not edit. -->\n\n"
 
 
 def presets() -> str:
-    """The catalogue: every preset by family, its formulas and its source."""
+    """The catalogue: every preset by what it does, its formulas and its source."""
     rows = load()
-    families = "".join(
-        _family(
-            word,
-            text,
-            [_preset(one, one.name in rows.default) for one in rows.values() if one.family == word],
-        )
-        for word, text in FAMILIES.items()
-    )
+    kinds = ""
+    for kind, text in KINDS.items():
+        some = [_preset(one, one.name in rows.default) for one in rows.values() if one.kind == kind]
+        kinds += f"\n## {kind}\n\n{text[0].upper()}{text[1:]}.\n\n{_table(PRESET_HEADER, some)}"
     others: dict[str, list[str]] = {}
     for alias, target in rows.aliases.items():
-        others.setdefault(target, []).append(f"`{alias}`")
+        if target not in rows:
+            others.setdefault(target, []).append(f"`{alias}`")
     bounds = "; ".join(f"`{target}` ({', '.join(names)})" for target, names in others.items())
     return f"""{MADE}# Presets
 
-{len(rows)} methods in {len(FAMILIES)} families; the {len(rows.default)} in bold are evaluated where none are
-named, with the defaults of the dump's trainer, and `--presets all` is all of them. r = π_train/π_rollout of a
-token, Δ = log r, ∏r the product over a response of n tokens. The numerator is π_old (decoupled: the trainer
-recomputes it) or π_θ (bypass: the rollout's log-probs are the anchor). Rejected tokens leave the denominator
-of the loss (kept) or stay in it (all). Thresholds stand beside the name, in the order given here:
+{len(rows)} methods by what they do; the {len(rows.default)} in bold are evaluated where none are named, with
+the defaults of the dump's trainer, and `--presets all` is all of them. r = π_train/π_rollout of a token,
+Δ = log r, ∏r the product over a response of n tokens. The numerator is π_old (decoupled: the trainer
+recomputes it), under *bypass* and of `ppo_is` π_θ. Thresholds stand beside the name, in the order given here:
 `token_is@3`, `seq_mis@2..0.4..2.5`; [any key](preset-files.md#beside-a-name) does too.
-`offpol-diag presets NAME` prints one preset in full, with its guards; `--for TRAINER` its config,
-ready to paste. `logs`: the trainer, and the generation, that it is of. The file is
+`offpol-diag presets NAME` explains one, and `--for TRAINER` prints its configuration. The file is
 [`presets.toml`](../offpol_diag/presets/presets.toml); a file of your own has the same form
 (`--preset-file`, [grammar](preset-files.md)).
 
@@ -90,7 +70,7 @@ their configurations.
 
 ## Until when each trainer was read
 
-{_table(("trainer", "newest version read"), map(_read, TRAINERS))}{families}
+{_table(("trainer", "newest version read"), map(_read, TRAINERS))}{kinds}
 ## Names that stand for a method at other bounds
 
 {bounds}.
@@ -103,18 +83,12 @@ def _read(trainer: str) -> Sequence[str]:
     return trainer, f"[{own['repository']}](https://github.com/{own['repository']}) {commit}, {date}"
 
 
-def _family(word: str, text: str, rows: Sequence[Sequence[str]]) -> str:
-    return f"\n## {word}\n\n{text[0].upper()}{text[1:]}.\n\n{_table(PRESET_HEADER, rows)}"
-
-
 def _preset(preset: Preset, usual: bool) -> Sequence[str]:
     name = f"**`{preset.name}`**" if usual else f"`{preset.name}`"
-    names = (name, "..".join(preset.at), ", ".join(preset.aliases), ", ".join(preset.trainers))
-    what = (weight(preset.weight), rejection(preset.reject), veto(preset.veto))
-    numerator = {"old": "π_old", "current": "π_θ", "rollout": "r = 1"}[preset.policy]
+    names = (name, "..".join(preset.places), ", ".join(preset.aliases), ", ".join(sayable(preset)))
     takes_out = preset.reject or preset.veto
     denominator = preset.denominator if takes_out else ""
-    return (*names, numerator, *what, denominator, preset.loss, preset.logs or "", linked(preset.source))
+    return (*names, method(preset), denominator, preset.loss, linked(preset.source))
 
 
 CITED = re.compile(

@@ -300,11 +300,9 @@ def catalogue(request: Request, say: Say = silent) -> Catalogue:
 
 def presets_of(request: requests.Analyze | requests.Compare | requests.Check, say: Say) -> tuple[Preset, ...]:
     """Return the presets that a request names; none where it names none."""
-    from offpol_diag.presets.catalogue import chosen
-
     known = catalogue(request, say)
     with request.judged("presets"):
-        return () if request.presets is None else chosen(request.presets, known)
+        return () if request.presets is None else known.resolve(request.presets)
 
 
 def usual(dump: Dump, request: Request, trainer: str | None = None) -> tuple[Preset, ...]:
@@ -317,7 +315,7 @@ def usual(dump: Dump, request: Request, trainer: str | None = None) -> tuple[Pre
 
 def with_family(presets: Sequence[Preset], known: Catalogue, dump: Dump) -> tuple[Preset, ...]:
     """Add the presets that a recommendation for a dump shows, as far as the dump has their columns."""
-    from offpol_diag.presets.families import FAMILIES
+    from offpol_diag.presets.catalogue import FAMILIES
 
     columns, named = dump.info.columns, {preset.name for preset in presets}
     family = [known[name] for name in FAMILIES["old" if "old_log_probs" in columns else "current"]]
@@ -327,10 +325,8 @@ def with_family(presets: Sequence[Preset], known: Catalogue, dump: Dump) -> tupl
 
 def one_preset(request: Request, field: str, say: Say = silent) -> Preset:
     """Return the one preset that a field names."""
-    from offpol_diag.presets.catalogue import chosen
-
     given = getattr(request, field)
-    found = chosen([given], catalogue(request, say))
+    found = catalogue(request, say).resolve([given])
     if len(found) != 1:
         raise UsageError(f"{request.named(field)}: {shown(given)} names {len(found)} presets", "name one")
     return found[0]

@@ -22,7 +22,7 @@ from offpol_diag.errors import DumpError, UsageError, did_you_mean
 from offpol_diag.number import Number, Numbers
 from offpol_diag.numerals import say_value
 from offpol_diag.presets import OF_SEQUENCES, Preset, Reject, Veto, Weight
-from offpol_diag.presets.formulas import RATIOS, judged
+from offpol_diag.presets.words import RATIOS, judged
 from offpol_diag.result import Place, Result, SolvedWindow, Sweep, SweptPoint, place_of
 from offpol_diag.run.devices import ON_CPU
 from offpol_diag.run.ray import Engine
@@ -202,7 +202,7 @@ def _objection(value: float, preset: Preset, bound: SweptBound) -> tuple[str, st
         hint = f"give b, or sweep one side with --which {bound}.upper"
         return " is the window [1/b, b] on r, and b must be above 1", hint
     moved = bound.rule(bound.moved(preset, bound.bounds(value)))
-    for key, rule in moved.slips():
+    for key, rule in moved.problems():
         return f"{key and ': '}{key}: {rule}", "leave that one out"
     return None
 

@@ -100,7 +100,7 @@ def correct(
         UsageError: an unknown preset, an input that is no tensor of real numbers, shapes or devices that
             differ, a mask not of 0 and 1, a log-prob under it that is not finite, or an input lacking.
     """
-    named = catalogue.chosen(preset if isinstance(preset, str) else [preset])
+    named = catalogue.load().resolve(preset if isinstance(preset, str) else [preset])
     if len(named) != 1:
         raise UsageError(f"{preset!r} names {len(named)} presets", "name one")
     chosen, counted = named[0], _checked(rollout, train, mask, advantages)

@@ -229,7 +229,7 @@ def preset(summary: str, method: str, ess: float, rejected: float = 0.0, **more:
 
 def presets() -> dict[str, Row]:
     verl = {"logs": "verl-2025-11"}
-    tis = {"family": "sequence TIS", **verl}
+    tis = {"kind": "sequence", **verl}
     bounded = "weight sum truncate ≤ 2"
     window = "reject ratio mean [0.999, 1.001]; veto < 1e-4"
     return {

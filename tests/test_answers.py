@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from offpol_diag.cli import app
 from offpol_diag.number import Number
 from offpol_diag.numerals import counted, minus, size, written
-from offpol_diag.presets.families import FAMILIES
+from offpol_diag.presets.catalogue import FAMILIES
 from offpol_diag.report import answered
 from offpol_diag.report.analyze import policies
 from offpol_diag.report.cells import shown
@@ -285,9 +285,9 @@ def test_presets_that_need_a_column_are_listed_and_most_could_be_had_by_one_opti
     assert missing(make_summary(presets=one, dump=dump_facts(columns={}))).notes == ()
 
 
-def test_every_preset_has_a_row_families_stand_together_and_the_recommended_method_comes_first():
+def test_every_preset_has_a_row_kinds_stand_together_and_the_recommended_method_comes_first():
     order = [(family, place) for place in range(5) for family in range(10)]
-    some = {f"f{f}_{i}": preset("x", f"weight {i}", 0.1, family=f"idea {f}") for f, i in order}
+    some = {f"f{f}_{i}": preset("x", f"weight {i}", 0.1, kind=f"kind {f}") for f, i in order}
     rows = of_presets(make_summary(presets=some, recommendation=None)).rows
     assert [row[0] for row in rows] == [f"f{f}_{i}" for f in range(10) for i in range(5)]
     given = recommendation().model_copy(update={"method": "f3_2", "alternatives": ["f9_4"]})

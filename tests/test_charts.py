@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from offpol_diag.core import charts, tails
 from offpol_diag.core.observe import analyze, examine, opened
 from offpol_diag.core.state import MOST_STEPS
-from offpol_diag.presets.families import FAMILIES
+from offpol_diag.presets.catalogue import FAMILIES
 from offpol_diag.result import Result
 from tests import oracles
 

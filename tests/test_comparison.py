@@ -345,9 +345,8 @@ def test_many_presets_stand_in_rows_and_every_one_of_them_is_there():
     assert "ppo_is_bypass needs current_log_probs" in said
 
 
-def test_presets_of_every_family_can_be_compared(tmp_path):
-    families = {one.family: one for one in load().resolve("all")}
-    first, *others = families.values()
+def test_presets_of_every_kind_can_be_compared(tmp_path):
+    first, *others = load().resolve("all")[::2]
     path = written(tmp_path, ROWS[:12])
     for at in range(0, len(others), 7):
         found, compared = compare(path, (first, *others[at : at + 7]), first.name)

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.advice.prescription import prescribed
-from offpol_diag.advice.recommend import ALERTS, MOST_TOKENS, RULES, advised, recommend
+from offpol_diag.advice.recommend import ALERTS, DEFAULT, MOST_TOKENS, RULES, advised, recommend
 from offpol_diag.core.observe import analyze
 from offpol_diag.metrics import METRICS
 from offpol_diag.number import Number
 from offpol_diag.presets import catalogue
-from offpol_diag.presets.families import DEFAULT, FAMILIES
+from offpol_diag.presets.catalogue import FAMILIES
 from offpol_diag.report import answered
 from offpol_diag.report.analyze import analysis, headline
 from offpol_diag.report.compare import named

@@ -22,10 +22,13 @@ from offpol_diag.diagnosis.numbers import (
     Evidence,
 )
 from offpol_diag.metrics import METRICS, crossed
-from offpol_diag.presets import catalogue, formulas
-from offpol_diag.presets.families import DEFAULT, FAMILIES, THRESHOLD
+from offpol_diag.presets import catalogue
+from offpol_diag.presets.catalogue import FAMILIES
+from offpol_diag.presets.words import method
 from offpol_diag.result import Decision, Fired, Recommendation, Result
 
+DEFAULT, THRESHOLD = "token TIS at 2.0", "2.0"
+"""The first preset of `FAMILIES` in words, and its threshold."""
 ALIGNED_K3 = 1e-6
 """K3 of policies that agree to rounding, whatever the diagnosis: slime and vLLM × TorchTitan gate at it."""
 MOST_TOKENS = 0.5
@@ -217,7 +220,7 @@ def recommend(summary: Result) -> Recommendation:
 def _as_shipped(summary: Result, name: str) -> bool:
     """Return whether the result has the numbers of a built-in preset, and not of a user's of that name."""
     found = summary.presets.get(name)
-    return found is not None and not found.needs and found.method == formulas.method(catalogue.load()[name])
+    return found is not None and not found.needs and found.method == method(catalogue.load()[name])
 
 
 def levels(seen: Evidence) -> list[Fired]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as to_json
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -56,13 +57,14 @@ def convert(request: requests.Convert) -> None:
 def presets(request: requests.Presets) -> None:
     """The catalogue of corrections; with a NAME its exact formulas, or its configuration for a trainer."""
     from offpol_diag.commands import catalogue
-    from offpol_diag.presets.formulas import catalogue_table
+    from offpol_diag.report.presets import catalogue as listed
     from offpol_diag.trainers import config_for, sayable, trainer_named
 
     name, trainer, json, quiet = request.name, request.trainer, request.json_file, request.quiet
     if json is not None:
         check(json, *([request.preset_file] if request.preset_file else []))
-    chosen = {preset.name: preset for preset in catalogue(request).resolve(name or "all")}
+    known = catalogue(request)
+    chosen = {preset.name: preset for preset in known.resolve(name or "all")}
     rows: dict[str, Any]
     if trainer and name:
         configs = [config_for(preset, trainer) for preset in chosen.values()]
@@ -74,11 +76,13 @@ def presets(request: requests.Presets) -> None:
             hint = f"`offpol-diag presets NAME --for {said}` prints it, ready to paste"
             note(f"what {said} can say; {hint}", quiet)
             chosen = {key: preset for key, preset in chosen.items() if sayable(preset, (said,))}
-        rows = {"presets": {key: asdict(preset) for key, preset in chosen.items()}}
+        rows = {"presets": {key: {**asdict(one), "kind": one.kind} for key, one in chosen.items()}}
         from offpol_diag.report.terminal import tables
 
-        each = [part for one in chosen.values() for part in _described(one)]
-        drawn = tables(each if name else [catalogue_table(chosen)])
+        if name:
+            drawn = tables([part for one in chosen.values() for part in _explained(one, known.aliases)])
+        else:
+            drawn = tables([*listed(chosen, known.default)])
     text = printable_json(to_json.dumps({"format": 1} | rows, indent=1, ensure_ascii=False)) + "\n"
     write_all({} if json is None else {json: text}, shown="" if json == STDOUT else drawn)
     if json not in (None, STDOUT) and not quiet:
@@ -106,15 +110,17 @@ def explain(request: requests.Doctor, cause: str) -> None:
         say_where("md", str(request.md), aside=True)
 
 
-def _described(preset: Preset) -> tuple[str | Table, ...]:
-    """Return a preset's formulas, and the numbers that they get."""
+def _explained(preset: Preset, aliases: Mapping[str, str]) -> Iterator[str | Table]:
+    """Yield a preset's formulas, and the numbers that they get."""
     from offpol_diag.core.steps import numbers
-    from offpol_diag.presets.formulas import description
+    from offpol_diag.report.presets import explained
     from offpol_diag.table import Table
+    from offpol_diag.trainers import sayable
 
+    yield from explained(preset, aliases, sayable(preset))
     rows = tuple((one.part, one.of, _said(one.lower), _said(one.upper)) for one in numbers(preset))
-    table = Table("numbers", "Numbers", ("part", "of", "lower", "upper"), rows)
-    return (*description(preset), table) if rows else description(preset)
+    if rows:
+        yield Table("numbers", "Numbers", ("part", "of", "lower", "upper"), rows)
 
 
 def _said(bound: float) -> str:

@@ -346,7 +346,7 @@ def examine(
         UsageError: the device is not there, or the engine has no such threads.
         ClusterError: the cluster cannot be reached, or does not do its work.
     """
-    began, chosen = time.perf_counter(), catalogue.chosen(presets)
+    began, chosen = time.perf_counter(), catalogue.load().resolve(presets)
     more: dict[str, Any] = {"group_by": tuple(group_by), "seed": seed, "against": against}
     study = Study.of(dump.info.columns, chosen, **more, by_step=tuple(by_step), lag_0=lag_0)
     if engine == "local":

@@ -26,7 +26,7 @@ from offpol_diag.diagnosis.verdict import diagnose
 from offpol_diag.dump.read import Dump
 from offpol_diag.number import Number, Numbers, finite
 from offpol_diag.presets import Preset
-from offpol_diag.presets.formulas import method as in_words
+from offpol_diag.presets.words import method as in_words
 from offpol_diag.result import Axis, DumpFacts, Histogram, PresetFacts, Result, Run, Skipped, place_of
 
 
@@ -269,7 +269,7 @@ def described(out: Readout, preset: Preset) -> PresetFacts:
         policy=preset.policy,
         method=in_words(preset),
         loss=preset.loss,
-        family=preset.family,
+        kind=preset.kind,
         aliases=list(preset.aliases),
         logs=preset.logs,
         needs=preset.lacking(out.study.columns),

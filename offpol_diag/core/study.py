@@ -8,7 +8,8 @@ from functools import cached_property
 
 from offpol_diag.core.gap import DRIFTS, Drift
 from offpol_diag.core.preset_numbers import normalised
-from offpol_diag.presets import Policy, Preset, Reject, families
+from offpol_diag.presets import Policy, Preset, Reject
+from offpol_diag.presets.catalogue import FAMILIES
 
 MOST_COMPARED = 8
 """With more presets than this, what each drops is not compared."""
@@ -60,7 +61,7 @@ class Study:
     @cached_property
     def families(self) -> tuple[Preset, ...]:
         """The presets that a recommendation shows; charts and steps have their weights."""
-        named = families.FAMILIES[self.main.numerator]
+        named = FAMILIES[self.main.numerator]
         return tuple(preset for preset in self.presets if preset.name in named)
 
     @cached_property

@@ -34,7 +34,7 @@ from offpol_diag.files import MOST_TOML, toml
 from offpol_diag.files import read as read_whole
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import Catalogue
-from offpol_diag.presets.tuning import MARK
+from offpol_diag.presets.grammar import MARK
 from offpol_diag.result import DiagnosisVerdict
 from offpol_diag.result.facts import sound
 from offpol_diag.trainers.ours import ours

@@ -1,7 +1,4 @@
-"""The catalogue of presets: the built-in ones, and a user's file of the same form.
-
-A file is TOML, one table per preset, by the grammar of `grammar.py`.
-"""
+"""The catalogue of presets: the built-in ones, and those of a user's file of the same form, by name."""
 
 from __future__ import annotations
 
@@ -9,14 +6,14 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from offpol_diag.errors import UsageError, did_you_mean
-from offpol_diag.files import MOST_TOML, read, toml
-from offpol_diag.presets import Preset, tuning
-from offpol_diag.presets.grammar import Spot, values
+from offpol_diag.files import MOST_TOML, toml
+from offpol_diag.files import read as read_whole
+from offpol_diag.presets.grammar import MARK, Place, changed, read, settings
+from offpol_diag.presets.preset import Policy, Preset
 
 ALL = "all"
 FORM = "a preset begins with its name alone in brackets: [name]"
@@ -29,9 +26,17 @@ MEANINGS = (
     "seq_mask_tis (sequences outside a band of the geometric mean; its name until 2026-02)"
 )
 """What the bare name "mis" means to each trainer."""
-
-
-# ---------------------------------------------------------------- the catalogue
+FAMILIES: Mapping[Policy, tuple[str, ...]] = {
+    "old": ("token_is", "token_icepop", "seq_is", "seq_mis", "geo_rs"),
+    "current": (
+        "bypass_pg_token_is",
+        "bypass_pg_token_icepop",
+        "pure_is",
+        "bypass_ppo_clip_geo_rs",
+        "bypass_ppo_clip_k3_rs",
+    ),
+}
+"""Numerator of the main drift → the preset that is recommended by default, then those shown beside it."""
 
 
 class Catalogue(Mapping[str, Preset]):
@@ -42,62 +47,75 @@ class Catalogue(Mapping[str, Preset]):
 
     Args:
         presets: the rows, names and aliases unique.
-        replaced: names and aliases of built-in presets that a user's file redefines.
-        aliases: further names → what each stands for, with or without thresholds.
+        aliases: further names → the name of what each stands for, with or without thresholds.
         default: names of the presets that are evaluated where none are named.
+        replaced: names and aliases of built-in presets that a user's file redefines.
     """
 
     def __init__(
         self,
-        presets: tuple[Preset, ...],
-        replaced: tuple[str, ...] = (),
+        presets: Iterable[Preset],
         aliases: Mapping[str, str] | None = None,
-        default: tuple[str, ...] = (),
+        default: Iterable[str] = (),
+        replaced: Iterable[str] = (),
     ) -> None:
-        self._rows = {preset.name: preset for preset in presets}
-        self._found = {plain(word): preset for preset in presets for word in words(preset)}
-        self.aliases = {plain(word): target for word, target in (aliases or {}).items()}
-        self.replaced = replaced
-        self.default = default
+        self.rows = {preset.name: preset for preset in presets}
+        self.aliases = dict(aliases or {})
+        own = {plain(word): row.name for row in self.rows.values() for word in words(row)}
+        self._targets = {plain(alias): target for alias, target in self.aliases.items()} | own
+        self.default, self.replaced = tuple(default), tuple(replaced)
 
     def __getitem__(self, name: str) -> Preset:
-        word, mark, text = name.partition(tuning.MARK)
-        changes = tuning.Changes.of(text) if mark else tuning.Changes()
-        if plain(word) in self.aliases:
-            word, mark, text = self.aliases[plain(word)].partition(tuning.MARK)
-            changes = changes.over(tuning.Changes.of(text)) if mark else changes
-        return tuning.tuned(self._found[plain(word)], changes)
+        word, mark, text = name.partition(MARK)
+        target, bounded, bounds = self._targets[plain(word)].partition(MARK)
+        changes = (settings(bounds) if bounded else {}) | (settings(text) if mark else {})
+        found = changed(self.rows[target], changes) if changes else self.rows[target]
+        also = (alias for alias, meant in self.aliases.items() if meant == found.name)
+        return replace(found, aliases=(*found.aliases, *also))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
+        return iter(self.rows)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
-    def resolve(self, spec: str) -> tuple[Preset, ...]:
-        """Resolve a comma-separated list to presets, each once, in that order; `all` is every one.
+    def resolve(self, asked: str | Preset | Iterable[str | Preset]) -> tuple[Preset, ...]:
+        """Resolve names to presets, in that order.
+
+        Args:
+            asked: names in one text, separated by commas, of which each is taken once and `all` is every one;
+                a preset; or several texts and presets.
 
         Raises:
-            UsageError: a name is unknown, or the list is empty.
+            UsageError: a name is unknown, a text names none, or something else is among them.
             PresetError: what stands after the `@` of a name is wrong.
         """
-        asked = [word.strip() for word in spec.split(",") if word.strip()]
-        if not asked:
-            raise UsageError("no preset is named", "name some, separated by commas, or say all")
-        found: dict[str, Preset] = {}
-        for word in asked:
-            if word not in self and plain(word) != ALL:
-                raise self._unknown(word)
-            some = self.values() if plain(word) == ALL else (self[word],)
-            found |= {preset.name: preset for preset in some}
-        return tuple(found.values())
+        if isinstance(asked, str):
+            names = [word.strip() for word in asked.split(",") if word.strip()]
+            if not names:
+                raise UsageError("no preset is named", "name some, separated by commas, or say all")
+            return tuple({one.name: one for name in names for one in self._meant(name)}.values())
+        given: Iterable[object] = (asked,) if isinstance(asked, Preset) else asked
+        hint = 'give names as in presets="token_is,seq_mis", or presets of catalogue.load()'
+        if not isinstance(given, Iterable):
+            raise UsageError(f"presets cannot be {type(asked).__name__}", hint)
+        found: list[Preset] = []
+        for one in given:
+            if not isinstance(one, str | Preset):
+                raise UsageError(f"{type(one).__name__} is no preset", hint)
+            found += self.resolve(one) if isinstance(one, str) else (one,)
+        return tuple(found)
 
-    def _unknown(self, word: str) -> UsageError:
-        name = plain(word.partition(tuning.MARK)[0])
-        if name == MIS:
-            return UsageError(f'"{word}" is another method in each trainer', MEANINGS)
-        hint = did_you_mean(name, sorted({*self._found, *self.aliases}), quote='"')
-        return UsageError(f'unknown preset "{word}"', hint or "`offpol-diag presets` lists them")
+    def _meant(self, name: str) -> Iterable[Preset]:
+        if plain(name) == ALL:
+            return self.values()
+        if name in self:
+            return (self[name],)
+        word = plain(name.partition(MARK)[0])
+        if word == MIS:
+            raise UsageError(f'"{name}" is another method in each trainer', MEANINGS)
+        hint = did_you_mean(word, sorted(self._targets), quote='"')
+        raise UsageError(f'unknown preset "{name}"', hint or "`offpol-diag presets` lists them")
 
     def usual(self, columns: Collection[str], trainers: Sequence[str] = ()) -> tuple[Preset, ...]:
         """Return the presets that are evaluated where none are named.
@@ -115,33 +133,6 @@ class Catalogue(Mapping[str, Preset]):
         return tuple({one.name: one for one in found}.values())
 
 
-def chosen(
-    presets: str | Preset | Iterable[Preset | str], known: Catalogue | None = None
-) -> tuple[Preset, ...]:
-    """Resolve a program's argument to presets: names in one text, or a sequence of presets and names.
-
-    Args:
-        presets: the argument.
-        known: the catalogue that names are looked up in; None for the built-in one.
-
-    Raises:
-        UsageError: a name is unknown, or something else is among them.
-    """
-    known = load() if known is None else known
-    if isinstance(presets, str):
-        return known.resolve(presets)
-    given: Iterable[object] = (presets,) if isinstance(presets, Preset) else presets
-    hint = 'give names as in presets="token_is,seq_mis", or presets of catalogue.load()'
-    if not isinstance(given, Iterable):
-        raise UsageError(f"presets cannot be {type(presets).__name__}", hint)
-    found: list[Preset] = []
-    for one in given:
-        if not isinstance(one, str | Preset):
-            raise UsageError(f"{type(one).__name__} is no preset", hint)
-        found += known.resolve(one) if isinstance(one, str) else (one,)
-    return tuple(found)
-
-
 def plain(name: str) -> str:
     """Normalise a name for comparison: lower case, `-` as `_`."""
     return name.strip().casefold().replace("-", "_")
@@ -152,109 +143,78 @@ def words(preset: Preset) -> tuple[str, ...]:
     return (preset.name, *preset.aliases)
 
 
+# ---------------------------------------------------------------- files
+
+
 def load(path: Path | None = None) -> Catalogue:
     """Load the built-in presets, overlaid with a user's file.
 
-    A user's preset replaces the built-in preset of the same name entirely; a name or alias of the user's that
-    is only an alias of a built-in preset is removed from that one.
+    A user's preset replaces the built-in preset of the same name entirely, with its aliases; a name or alias
+    of the user's that is only an alias of a built-in preset is taken from that one.
 
     Raises:
-        PresetError: the file cannot be read or has a slip in it.
+        PresetError: the file cannot be read or has a mistake in it.
     """
     shipped = _shipped()
-    return (
-        _overlay(shipped, _presets(str(path), _tables(str(path), _bytes(path))), str(path))
-        if path
-        else shipped
-    )
+    if path is None:
+        return shipped
+    own = _presets(str(path), _tables(path))
+    mine = {plain(row.name): row for row in own}
+    taken = {plain(word): (word, row) for row in own for word in words(row)}
+    for word, (alias, row) in taken.items():
+        if word in shipped.rows and word not in mine:
+            Place.of(str(path), row.name).at("aliases").fail(f'"{alias}" is the name of a built-in preset')
+    aliases = {
+        alias: target
+        for alias, target in shipped.aliases.items()
+        if alias not in taken and target.partition(MARK)[0] not in mine
+    }
+    rows = shipped.rows | mine
+    default = dict.fromkeys((*shipped.default, *(row.name for row in own)))
+    replaced = [word for word in (*shipped, *shipped.aliases) if word in taken]
+    return Catalogue(rows.values(), aliases, default, replaced)
 
 
 @cache
 def _shipped() -> Catalogue:
-    """Load the built-in presets once; the tables that are none are `default` and `aliases`."""
-    tables = _tables(BUILT_IN, resources.files("offpol_diag.presets").joinpath(BUILT_IN).read_bytes())
+    """Load the built-in presets once; beside them stand `default`, and `aliases` by what they mean."""
+    tables = _tables(Path(__file__).with_name(BUILT_IN))
     default, further = tables.pop("default"), tables.pop("aliases")
-    also: dict[str, list[str]] = {}
-    for alias, target in further.items():
-        also.setdefault(target, []).append(alias)
-    rows = (replace(row, aliases=tuple(also.get(row.name, ()))) for row in _presets(BUILT_IN, tables))
-    aliases = {alias: target for alias, target in further.items() if tuning.MARK in target}
-    return Catalogue(tuple(rows), aliases=aliases, default=tuple(default))
+    aliases = {alias: target for target, names in further.items() for alias in names}
+    return Catalogue(_presets(BUILT_IN, tables), aliases, default)
 
 
-def _overlay(shipped: Catalogue, own: tuple[Preset, ...], file: str) -> Catalogue:
-    mine = {plain(preset.name): preset for preset in own}
-    hidden = {plain(name) for name in shipped} - set(mine)
-    for preset in own:
-        for alias in preset.aliases:
-            if plain(alias) in hidden:
-                Spot(file, preset.name, "aliases").fail(f'"{alias}" is the name of a built-in preset')
-    taken = {plain(word) for preset in own for word in words(preset)}
-    rows = shipped.values()
-    merged = {plain(row.name): mine.get(plain(row.name)) or _without(row, taken) for row in rows} | mine
-    aliases = {
-        alias: target
-        for alias, target in shipped.aliases.items()
-        if alias not in taken and target.partition(tuning.MARK)[0] not in mine
-    }
-    gone = [word for row in rows for word in words(row) if plain(word) in taken]
-    gone += [alias for alias in shipped.aliases if alias in taken]
-    default = dict.fromkeys((*shipped.default, *(preset.name for preset in own)))
-    return Catalogue(tuple(merged.values()), tuple(gone), aliases, tuple(default))
-
-
-def _without(preset: Preset, taken: set[str]) -> Preset:
-    return replace(preset, aliases=tuple(alias for alias in preset.aliases if plain(alias) not in taken))
-
-
-# ---------------------------------------------------------------- one file
-
-
-def _bytes(path: Path) -> bytes:
+def _tables(path: Path) -> dict[str, Any]:
+    at = Place(f"{path}: ")
     try:
-        return read(path, MOST_TOML)
+        return toml(read_whole(path, MOST_TOML).decode("utf-8-sig"))
     except FileNotFoundError:
-        Spot(str(path)).fail("no such file")
+        at.fail("no such file")
     except OSError as error:
-        Spot(str(path)).fail(f"cannot be read ({error.strerror})")
-
-
-def _tables(file: str, data: bytes) -> dict[str, Any]:
-    at = Spot(file)
-    try:
-        return toml(data.decode("utf-8-sig"))
+        at.fail(f"cannot be read ({error.strerror})")
     except UnicodeDecodeError as error:
         at.fail(f"not UTF-8 (byte {error.start})")
     except ValueError as error:
         at.fail(f"not TOML: {error}")
 
 
-def _presets(file: str, tables: Mapping[str, Any]) -> tuple[Preset, ...]:
+def _presets(file: str, tables: Mapping[str, Any]) -> list[Preset]:
+    """Read the presets of a file, each a table, and check that every name and alias finds one."""
     if not tables:
-        Spot(file).fail("holds no preset", FORM)
-    presets = tuple(preset(file, name, table) for name, table in tables.items())
+        Place(f"{file}: ").fail("holds no preset", FORM)
+    found: list[Preset] = []
     owner: dict[str, str] = {}
-    for one in presets:
-        for word in words(one):
+    for name, table in tables.items():
+        at = Place.of(file, name)
+        if not isinstance(table, dict):
+            at.refuse(table, "a preset is a table", FORM)
+        found.append(read(Preset, {"summary": f"from {file}"} | table, at, name=name))
+        for word in words(found[-1]):
+            if plain(word) == ALL or not NAME.fullmatch(word):
+                at.fail(
+                    f'"{word}" cannot be a name: letters, digits and _ . + - make one, and {ALL} is taken'
+                )
             if plain(word) in owner:
-                Spot(file, one.name).fail(f'"{word}" already finds [{owner[plain(word)]}]')
-            owner[plain(word)] = one.name
-    return presets
-
-
-def preset(file: str, name: str, table: object) -> Preset:
-    """Build one preset of a file from its table.
-
-    Raises:
-        PresetError: a slip in it.
-    """
-    at = Spot(file, name)
-    if not isinstance(table, dict):
-        at.refuse(table, "a preset is a table", FORM)
-    found = Preset(name, **{"summary": f"from {file}", **values(Preset, table, at)})
-    for key, rule in found.slips():
-        at.at(key).fail(rule)
-    for word in words(found):
-        if plain(word) == ALL or not NAME.fullmatch(word):
-            at.fail(f'"{word}" cannot be a name: letters, digits and _ . + - make one, and {ALL} is taken')
+                at.fail(f'"{word}" already finds [{owner[plain(word)]}]')
+            owner[plain(word)] = name
     return found

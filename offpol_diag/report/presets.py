@@ -1,8 +1,12 @@
-"""The table of presets: what each does to this batch."""
+"""Tables of presets: what each does to this batch, the catalogue, and one explained."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
 from offpol_diag.number import Numbers
+from offpol_diag.presets import Preset, words
+from offpol_diag.presets.grammar import MARK, ways
 from offpol_diag.result import PresetFacts, Result
 from offpol_diag.table import Table
 
@@ -21,7 +25,7 @@ COLUMNS = {
 
 def presets(summary: Result) -> Table:
     """Return what each preset does to this batch, the recommended method and those beside it first."""
-    known = {name: (one.method, summary.preset(name)) for name, one in by_family(summary).items()}
+    known = {name: (one.method, summary.preset(name)) for name, one in by_kind(summary).items()}
     given, first = summary.recommendation, dict[str, tuple[str, Numbers]]()
     if given is not None and given.method in known and not summary.is_bug:
         first[f"{given.method} (recommended)"] = known.pop(given.method)
@@ -45,10 +49,71 @@ def missing(summary: Result) -> Table:
     return Table("needs", caption, header, rows, (hint,) if read else (), shown="page")
 
 
-def by_family(summary: Result) -> dict[str, PresetFacts]:
-    """Return the computed presets, families together and the recommended one first in its own."""
+def by_kind(summary: Result) -> dict[str, PresetFacts]:
+    """Return the computed presets, kinds together and the recommended one first in its own."""
     chosen = (summary.recommendation and summary.recommendation.method) or ""
     able = {name: one for name, one in summary.presets.items() if not one.needs}
-    order = list(dict.fromkeys(one.family for one in able.values()))
-    ranked = sorted(able, key=lambda name: (order.index(able[name].family), name != chosen))
+    order = list(dict.fromkeys(one.kind for one in able.values()))
+    ranked = sorted(able, key=lambda name: (order.index(able[name].kind), name != chosen))
     return {name: able[name] for name in ranked}
+
+
+def catalogue(presets: Mapping[str, Preset], default: Collection[str]) -> Iterator[str | Table]:
+    """Yield presets by what they do: a table for each kind, of two columns, which 80 characters hold.
+
+    Args:
+        presets: name → preset.
+        default: names of those that are evaluated where none are named; they get a mark.
+    """
+    usual = sum(name in default for name in presets)
+    marked = f" {usual} with * are evaluated where none are named." if usual else ""
+    yield f"{len(presets)} presets; r = π_train/π_rollout, ∏r over the response of n tokens.{marked}"
+    width = max(map(len, presets), default=0) + 2
+    for kind, text in words.KINDS.items():
+        some = {name: one for name, one in presets.items() if one.kind == kind}
+        rows = [(f"{name} {'*' * (name in default)}".ljust(width), _does(one)) for name, one in some.items()]
+        if rows:
+            yield Table(kind, "", (kind, text), rows)
+    yield "`offpol-diag presets NAME` explains one: formulas, thresholds, other names, trainers, source."
+    yield "`offpol-diag presets NAME --for TRAINER` prints its configuration, ready to paste."
+    yield "Score centering is none of them: no dump of sampled tokens holds the sampler's top-k."
+
+
+def _does(preset: Preset) -> str:
+    """Say what a preset does; its loss where that is not PPO's on π_old."""
+    said = words.method(preset)
+    return said if (preset.policy, preset.loss) == ("old", "ppo_clip") else f"{said}; {words.loss(preset)}"
+
+
+def explained(preset: Preset, aliases: Mapping[str, str], trainers: Sequence[str]) -> Iterator[str | Table]:
+    """Yield one preset's summary, its formulas, and a note.
+
+    Args:
+        preset: what is explained.
+        aliases: alias → the name that it means; those of this preset at other bounds are told.
+        trainers: those whose configuration can say it.
+    """
+    elsewhere = (
+        f"{alias} = {meant}" for alias, meant in aliases.items() if meant.startswith(preset.name + MARK)
+    )
+    lines = {
+        "kind": f"{preset.kind}: {words.KINDS[preset.kind]}",
+        "ratio": words.NUMERATORS[preset.policy],
+        "weight": words.weight(preset.weight),
+        "keeps": words.rejection(preset.reject),
+        "drops a sequence with": words.veto(preset.veto),
+        "loss": f"{words.loss(preset)} {words.clipped(preset)}",
+        "denominator": words.denominator(preset),
+        "guards": "; ".join(words.guards(preset)),
+        "thresholds": ways(preset),
+        "also called": ", ".join(preset.aliases),
+        "at other bounds": ", ".join(elsewhere),
+        "trainers": ", ".join(trainers) or "none has a configuration that says it",
+        "logs like": preset.logs or "",
+        "source": preset.source,
+    }
+    rows = [(word, text.strip()) for word, text in lines.items() if text not in ("", words.NOTHING)]
+    yield f"{preset.name}: {preset.summary}"
+    yield Table(preset.name, "Formulas", ("what", "how"), rows)
+    if preset.note:
+        yield f"! Note: {preset.note}"

@@ -184,7 +184,7 @@ class PresetFacts(Model):
     policy: str
     method: str = Field(description="weight, rejection and veto in one line")
     loss: str
-    family: str = Field("", description="the method, by the name that trainers share")
+    kind: str = Field("", description="what the method acts on, by which presets are listed")
     aliases: list[str] = []
     logs: str | None = None
     needs: list[str] = Field([], description="columns the dump lacks; when not empty there are no numbers")

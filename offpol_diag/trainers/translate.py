@@ -35,7 +35,8 @@ from typing import Any
 from jinja2 import Environment, Undefined
 
 from offpol_diag.errors import ConfigError, UsageError, did_you_mean
-from offpol_diag.presets import Preset, Reject, Veto, Weight, catalogue, formulas
+from offpol_diag.presets import Preset, Reject, Veto, Weight, catalogue
+from offpol_diag.presets import words as in_words
 from offpol_diag.trainers import remarks
 from offpol_diag.trainers.writers import Settings, Snippet, number, snippets
 
@@ -248,7 +249,7 @@ def block(preset: Preset, form: Table) -> tuple[Settings, str, list[str]]:
             if not taken:
                 break
     if left or not loss:
-        raise ConfigError(worded(left[0]) if left else f"its loss, {formulas.LOSSES[preset.loss]}")
+        raise ConfigError(worded(left[0]) if left else f"its loss, {in_words.loss(preset)}")
     known["idle"] = any(isinstance(value, float) and value in IDLE for value in settings.values())
     notes += [one["say"] for one in form.get("notes", ()) if evaluated(one.get("when", True), known)]
     notes.append(remarks.dual_clip(preset, form["clip"]) if "clip" in form else "")
@@ -333,10 +334,10 @@ class Read:
 def worded(part: Part) -> str:
     """Name a part of a preset by its formula."""
     if isinstance(part, Weight):
-        return f"the weight {formulas.weight(part)}"
+        return f"the weight {in_words.weight(part)}"
     if isinstance(part, Reject):
-        return f"the rule that keeps {formulas.rejection((part,))}"
-    return f"the veto on {formulas.veto(part)}"
+        return f"the rule that keeps {in_words.rejection((part,))}"
+    return f"the veto on {in_words.veto(part)}"
 
 
 def clipped(preset: Preset, keys: Table) -> Settings:
