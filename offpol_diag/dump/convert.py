@@ -200,7 +200,7 @@ def _tables(rows: Rows, form: Form, made: Converted) -> Iterator[pa.Table]:
         here = {name for name in row if name in TOKENS}
         if not first:
             way = f"docs/trainers/{form.page}.md has a hook that writes both" if form.page else ""
-            require(row, [*row], where, way)
+            require(row, [*row], where, way=way)
             first, tokens = where, here
         if odd := min(tokens - here or here - tokens, default=None):
             lacks, has = (where, first) if odd in tokens else (first, where)
@@ -223,7 +223,7 @@ def _table(rows: Sequence[Row], places: Sequence[str]) -> pa.Table:
         if name not in COLUMNS or COLUMNS[name].stored is None:
             try:
                 pa.array(values, from_pandas=True)
-            except (TypeError, ValueError, OverflowError):  # Arrow's errors are of these types
+            except (pa.ArrowException, TypeError, ValueError, OverflowError):
                 values = [None if one is None else str(one) for one in values]
         if any(one is not None for one in values):
             columns[name] = values

@@ -160,31 +160,27 @@ def is_text(dtype: pa.DataType) -> bool:
 def misfit(column: Column, dtype: pa.DataType, long: bool) -> str:
     """Return what a column needs to hold, if it does not; null throughout will do for all but the rollout."""
     lists = is_list(dtype)
-    inner = plain_type(dtype.value_type if lists else dtype)
-    listed = column.holds == "list" or (
-        not long and (column.holds == "tokens" or (column.holds == "either" and lists))
-    )
-    if (pt.is_null(dtype) and column.name != ROLLOUT) or (
-        lists == listed and (pt.is_null(inner) or column.takes(inner))
-    ):
+    inner, either = plain_type(dtype.value_type if lists else dtype), column.holds == "either" and not long
+    listed = column.holds == "list" or (column.holds == "tokens" and not long) or (either and lists)
+    empty = pt.is_null(dtype) and column.name != ROLLOUT
+    if empty or (lists == listed and (pt.is_null(inner) or column.takes(inner))):
         return ""
-    if column.holds == "either" and not long:
+    if either:
         return "one number or a list of numbers per row"
     several = "0 and 1" if column.stored == B else f"{column.kind}s"
     return f"a list of {several} per row" if listed else f"one {column.kind} per row"
 
 
 def is_long(schema: pa.Schema, given: Mapping[str, str]) -> bool:
-    """Return whether a row is a token.
-
-    The rollout log-probs then hold one float per row, and no column with a value per token holds lists.
-    """
-    types: dict[str, list[pa.DataType]] = {}
-    for one in (one for one in TABLE if one.holds == "tokens"):
-        names = [given[word] for word in (one.name, one.short) if word in given] or one.called(long=True)
-        types[one.name] = [schema.field(name).type for name in names if schema.names.count(name) == 1]
-    lists = any(is_list(one) for some in types.values() for one in some)
-    return not lists and any(pt.is_floating(plain_type(one)) for one in types[ROLLOUT])
+    """Return whether a row is a token: rollout log-probs are floats, and no token column holds lists."""
+    rollout, lists = False, False
+    for column in (one for one in TABLE if one.holds == "tokens"):
+        words = [given[word] for word in (column.name, column.short) if word in given]
+        names = [name for name in words or column.called(long=True) if schema.names.count(name) == 1]
+        types = [schema.field(name).type for name in names]
+        lists |= any(map(is_list, types))
+        rollout |= column.name == ROLLOUT and any(pt.is_floating(plain_type(one)) for one in types)
+    return rollout and not lists
 
 
 def assigned(names: Sequence[str], given: Mapping[str, str], file: str, long: bool = False) -> dict[str, str]:
@@ -227,27 +223,27 @@ def resolve(schema: pa.Schema, given: Mapping[str, str], file: str) -> dict[str,
     """
     long, names = is_long(schema, given), schema.names
     found = assigned(names, given, file, long)
-    require(found, names, file)
-    if long and SEQUENCE not in found:
-        hint = f"name it with --columns {SEQUENCE}=…; the columns are {listed(names)}"
-        raise DumpError(f"{file}: there is one row per token, and no column holds {SEQUENCE}", hint)
+    require(found, names, file, long)
     for name, column in found.items():
         once(column, names, file)
         if needs := misfit(COLUMNS[name], schema.field(column).type, long):
             what = f"{file}: column {column!r} holds {schema.field(column).type}, and {needs} is needed"
             hint = "write the column again in that type, or give the part to another column with --columns"
             raise DumpError(what, hint)
-    if len(there := [one for one in DIGESTS if one in found]) == 1:
-        lacks = DIGESTS[there[0] == DIGESTS[0]]
-        hint = f"digests are compared: write both, or leave this one out with --columns {there[0]}={NONE}"
-        raise DumpError(f"{file}: column {found[there[0]]!r} is there without {lacks!r}", hint)
+    for one, other in (DIGESTS, DIGESTS[::-1]):
+        if one in found and other not in found:
+            hint = f"digests are compared: write both, or leave this one out with --columns {one}={NONE}"
+            raise DumpError(f"{file}: column {found[one]!r} is there without {other!r}", hint)
     return found
 
 
-def require(found: Collection[str], names: Sequence[str], file: str, way: str = "") -> None:
-    """Refuse what lacks log-probs of the rollout or of the trainer; `way` is what to do instead of naming."""
+def require(
+    found: Collection[str], names: Sequence[str], file: str, long: bool = False, way: str = ""
+) -> None:
+    """Refuse what lacks a column that an analysis needs; `way` is what to do instead of naming it."""
     absent = {} if ROLLOUT in found else {ROLLOUT: "rollout"}
     absent |= {} if {OLD, CURRENT} & {*found} else {f"{OLD} or {CURRENT}": "old"}
+    absent |= {f"{SEQUENCE} (there is one row per token)": SEQUENCE} if long and SEQUENCE not in found else {}
     if absent:
         way = (
             way
@@ -277,6 +273,6 @@ def meant(columns: Sequence[str], names: Sequence[str]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names for a message."""
-    more = f" and {len(names) - MOST_LISTED:,} more" if len(names) > MOST_LISTED else ""
-    return ", ".join(names[:MOST_LISTED]) + more
+    """Return names for a message, at most `MOST_LISTED`."""
+    more = len(names) - MOST_LISTED
+    return ", ".join(names[:MOST_LISTED]) + (f" and {more:,} more" if more > 0 else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
@@ -120,10 +121,8 @@ def stamped(provenance: Mapping[str, Any]) -> bytes:
     """Return provenance as metadata of a file, with the installed versions where it does not say them."""
     versions = {}
     for name in VERSIONED:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)  # without importing it
-        except metadata.PackageNotFoundError:
-            continue
     try:
         return json.dumps({"versions": versions, **provenance}).encode()
     except (TypeError, ValueError) as error:
@@ -246,7 +245,7 @@ def _scalars(name: str, value: Any, rows: int, dtype: pa.DataType | None) -> pa.
         found = found.cast(dtype) if dtype else found
         if pt.is_nested(found.type):
             raise ValueError(f"{found.type}; pass strings or numbers")
-    except (TypeError, ValueError, OverflowError) as error:  # Arrow's errors are of these types
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} is not one plain value per sequence: {error}") from error
     return found
 
