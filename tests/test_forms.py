@@ -59,6 +59,9 @@ def to_jsonl(path: Path, rows: Any) -> Path:
 
 WRITERS: Mapping[str, Callable[[Path, Table], Any]] = {
     "a.jsonl": to_jsonl,
+    "windows.jsonl": lambda path, rows: path.write_bytes(
+        b"\xef\xbb\xbf" + lines(rows).replace(b"\n", b"\r\n\r\n")
+    ),
     "a.jsonl.gz": lambda path, rows: path.write_bytes(gzip.compress(lines(rows))),
     "a.parquet": lambda path, rows: write(path, pa.Table.from_pylist(rows)),
 }
@@ -197,11 +200,6 @@ def test_files_of_a_folder_or_glob_are_read_in_the_order_of_their_numbers(tmp_pa
     for i, one in enumerate(ROWS):
         to_jsonl(tmp_path / f"step_{i}.jsonl", [one])
     assert converted(tmp_path)[0] == converted(tmp_path / "step_*.jsonl")[0] == ROWS
-
-
-def test_blank_lines_a_mark_at_the_beginning_and_windows_line_ends_are_no_mistake(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(("\ufeff" + "\r\n\r\n".join(map(json.dumps, ROWS))).encode())
-    assert converted(tmp_path / "a.jsonl")[0] == ROWS
 
 
 def test_labels_of_several_kinds_are_text_and_what_is_missing_is_null(tmp_path: Path) -> None:

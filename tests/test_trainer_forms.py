@@ -23,7 +23,7 @@ from tests.forms.written import Written, batch
 
 Change = Callable[[Any], Any]
 MADE = batch()
-BY_RANK, WITH_LOSS = (0, 2, 4, 6, 1, 3, 5, 7), (0, 1, 2, 3, 4, 6, 7)
+WITH_LOSS = [0, 1, 2, 3, 4, 6, 7]
 nemo_rl, prime_rl = written.nemo_rl, written.prime_rl
 slime, ranks, skyrl = pickled.slime, pickled.ranks, pickled.skyrl
 
@@ -34,14 +34,14 @@ class Trip(NamedTuple):
     Attributes:
         write: writes it to a folder, and returns what is read.
         row: sequence i → further columns of its row; None is a column that is not there.
-        order: sequences that must come back, in order; in any order without.
+        sequences: those that must come back, in any order.
         groups: whether sequences of one prompt, and no others, must have one group.
         note: what must be noted.
     """
 
     write: Callable[[Path, Written], Path]
     row: Callable[[int], Mapping[str, Any]]
-    order: Sequence[int] | None = range(8)
+    sequences: Sequence[int] = range(8)
     groups: bool = True
     note: str = "read as "
 
@@ -95,15 +95,14 @@ LEFT_OUT = "1 sequences without a token that counts are left out"
 TRIPS: dict[str, Trip] = {
     "nemo-rl": Trip(nemo_rl, of_nemo, WITH_LOSS, note=LEFT_OUT),
     "nemo-rl, index 0": Trip(first_counts, of_nemo, WITH_LOSS, note="NeMo-RL (nemo-rl)"),
-    "prime-rl": Trip(folder_of(prime_rl), of_prime, BY_RANK),
-    "prime-rl, old": Trip(folder_of(prime_rl, old=True), of_prime, BY_RANK),
+    "prime-rl": Trip(folder_of(prime_rl), of_prime),
+    "prime-rl, old": Trip(folder_of(prime_rl, old=True), of_prime),
     "slime": Trip(slime, partial(of_slime, beside=False), groups=False, note="read as slime (slime)"),
     "slime beside rollouts": Trip(folder_of(slime, True), partial(of_slime, beside=True)),
     **{
         f"ranks, {context} {miles=} {padded=} {beside=}": Trip(
             folder_of(ranks, beside, context=context, miles=miles, padded=padded),
             partial(of_slime, beside=beside, rewards=MADE.rewards if beside else MADE.advantages),
-            order=None,
             groups=beside,
             note="read as miles, slime up to 0.3.1 (ranks)",
         )
@@ -119,20 +118,13 @@ TRIPS: dict[str, Trip] = {
 def test_batches_written_by_trainers_come_back(name: str, tmp_path: Path) -> None:
     trip = TRIPS[name]
     rows, notes = converted(trip.write(tmp_path, MADE))
-    order = trip.order
-    if order is None:
-        contents = [values.tolist() for values in MADE.rollout]
-        order = [contents.index(row["rollout_log_probs"]) for row in rows]
-        assert sorted(order) == list(range(8))
+    contents = [values.tolist() for values in MADE.responses]
+    order = [contents.index(row["token_ids"]) for row in rows]
+    assert sorted(order) == list(trip.sequences)
     for i, row in zip(order, rows, strict=True):
-        wanted = {
-            "rollout_log_probs": MADE.rollout[i].tolist(),
-            "old_log_probs": MADE.old[i].tolist(),
-            "response_mask": MADE.mask[i].tolist(),
-            "token_ids": MADE.responses[i].tolist(),
-        } | trip.row(i)
-        if trip.row is appended:
-            wanted = {"response_mask": wanted["response_mask"]}
+        wanted = {"response_mask": MADE.mask[i].tolist()} | trip.row(i)
+        if trip.row is not appended:
+            wanted |= {"rollout_log_probs": MADE.rollout[i].tolist(), "old_log_probs": MADE.old[i].tolist()}
         assert {name: row.get(name) for name in wanted} == wanted
     if trip.groups:
         groups = [row["group_id"] for row in rows]

@@ -80,15 +80,6 @@ def test_a_dump_of_one_row_per_token_carries_them(tmp_path: Path) -> None:
     assert {name: one.scalars[name] for name in TOLD} == TOLD
 
 
-def test_what_a_writer_is_given_comes_back(tmp_path: Path) -> None:
-    with DumpFile(tmp_path / "a.parquet") as out:
-        out.write(rollout_log_probs=LOGS, old_log_probs=LOGS, weight_versions=VERSIONS, **TOLD)
-    table = pq.read_table(tmp_path / "a.parquet")
-    assert table["weight_versions"].to_pylist() == VERSIONS
-    assert {name: table[name].to_pylist() for name in TOLD} == TOLD
-    assert versions(tmp_path / "a.parquet") == FLAT
-
-
 def test_a_padded_batch_keeps_its_versions_and_those_of_masked_tokens_may_be_anything(tmp_path: Path) -> None:
     logs, mask = -np.ones((2, 4)), np.array([[1, 0, 1, 0], [1, 1, 1, 1]])
     given = np.array([[5, -1, 6, 0], [7, 7, 7, 8]])

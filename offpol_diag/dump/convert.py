@@ -172,11 +172,9 @@ def _put(tables: Iterator[pa.Table], made: Converted, said: bytes) -> None:
         if writer is not None:
             writer.close()
             placed(hidden, made.path)
-    except pa.ArrowInvalid as error:
+    except pa.ArrowException as error:
         what = f"rows that {made.path} is made of cannot be written ({str(error).splitlines()[0]})"
-        raise DumpError(
-            what, "give each column one type; if it has one, the file is damaged: copy it again"
-        ) from error
+        raise DumpError(what, "give each column one type, or copy the file again if it has") from error
     except OSError as error:
         what = f"{made.path}: cannot be written ({error.strerror or error})"
         raise DumpError(what, "make room there, or set TMPDIR to another place") from error
@@ -191,8 +189,7 @@ def _tables(rows: Rows, form: Form, made: Converted) -> Iterator[pa.Table]:
 
     The first row says which token columns all have.
     """
-    held, size, places, tokens = list[Row](), 0, list[str](), set[str]()
-    first = ""
+    held, size, first, tokens = list[tuple[str, Row]](), 0, "", set[str]()
     for where, row in rows:
         if row is None or len(row.get(ROLLOUT, (1,))) == 0:
             made.dropped += 1
@@ -205,18 +202,18 @@ def _tables(rows: Rows, form: Form, made: Converted) -> Iterator[pa.Table]:
         if odd := min(tokens - here or here - tokens, default=None):
             lacks, has = (where, first) if odd in tokens else (first, where)
             raise DumpError(f"{lacks}: no {odd}, which {has} has", "give every sequence the same columns")
-        held.append(row)
-        places.append(where)
+        held.append((where, row))
         size += len(row[ROLLOUT])
         if size >= GROUP:
-            yield _table(held, places)
-            held, size, places = [], 0, []
+            yield _table(held)
+            held, size = [], 0
     if held:
-        yield _table(held, places)
+        yield _table(held)
 
 
-def _table(rows: Sequence[Row], places: Sequence[str]) -> pa.Table:
+def _table(held: Sequence[tuple[str, Row]]) -> pa.Table:
     """Return rows as a table; labels of several kinds become text, and those of no row are left out."""
+    rows = [row for _, row in held]
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]
@@ -230,7 +227,7 @@ def _table(rows: Sequence[Row], places: Sequence[str]) -> pa.Table:
     try:
         return to_table(columns, refuses=False)
     except ValueError as error:
-        span = f"{places[0]} to {places[-1].rpartition(', ')[2]}"
+        span = f"{held[0][0]} to {held[-1][0].rpartition(', ')[2]}"
         raise DumpError(f"{span}: {error}", "mend the file, or leave the column out") from error
 
 
