@@ -13,7 +13,6 @@ import pytest
 from offpol_diag.core import observe
 from offpol_diag.core.observe import analyze
 from offpol_diag.dump.read import Dump
-from offpol_diag.errors import DumpError
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from tests import oracles
 
@@ -214,14 +213,13 @@ def test_a_step_with_too_many_tokens_above_the_bound_is_refused(tmp_path, monkey
 
 @pytest.fixture
 def readings(monkeypatch):
-    """Collect the columns of each reading of a dump."""
+    """Collect the dumps that are read, once for each reading."""
     found = []
     batches = Dump.batches
 
     def counted(dump, *more):
-        for batch in batches(dump, *more):
-            found.append([name for name in ("old", "current", "rewards") if getattr(batch, name) is not None])
-            yield batch
+        found.append(dump)
+        return batches(dump, *more)
 
     monkeypatch.setattr(Dump, "batches", counted)
     return found
@@ -236,32 +234,11 @@ def test_too_many_steps_are_refused_in_one_reading(tmp_path, monkeypatch, readin
     assert len(readings) == 1
 
 
-BYPASS = Preset("c", "", policy="current", reject=(Reject("k2", "batch", upper=0.02),))
-EVERYTHING = ["old", "current", "rewards"]
-
-
 @pytest.mark.parametrize(
-    ("presets", "columns"),
-    [
-        (["token_is"], [EVERYTHING]),
-        ([M2PO], [["old"], EVERYTHING]),
-        ([BYPASS], [["current"], EVERYTHING]),
-    ],
+    ("presets", "column", "many"),
+    [(["token_is"], "reward", 1), ([M2PO], "reward", 2), (["token_is"], "group_id", 1), (["opsm"], None, 2)],
 )
-def test_the_reading_before_is_of_the_columns_that_are_needed_if_any(tmp_path, readings, presets, columns):
-    rows = [row | {"current_log_probs": row["old_log_probs"], "reward": 1.0} for row in made([1] * 20)]
-    rows = [{key: x for key, x in row.items() if key != "group_id"} for row in rows]
+def test_a_dump_is_read_twice_only_where_a_step_must_be_known(tmp_path, readings, presets, column, many):
+    rows = [{key: x for key, x in row.items() if key != column} for row in rewarded()]
     analyze([saved(rows, tmp_path / "a.parquet")], presets=presets)
-    assert readings == columns
-
-
-@pytest.mark.parametrize(("column", "row"), [("current_log_probs", 3), ("old_log_probs", 9)])
-def test_the_first_bad_row_is_told_whichever_columns_are_read_first(tmp_path, column, row):
-    rows = [one | {"current_log_probs": one["old_log_probs"]} for one in made([1] * 30)]
-    for name, at in (("current_log_probs", 3), ("old_log_probs", 9)):
-        if at >= row:
-            rows[at] |= {key: [-1.0, -1.0] for key in rows[at] if key.endswith("_log_probs")}
-            rows[at][name] = [-1.0, math.nan]
-
-    with pytest.raises(DumpError, match=f"row {row}, column '{column}'"):
-        analyze([saved(rows, tmp_path / "a.parquet")], presets=[M2PO], device="cpu")
+    assert len(readings) == many

@@ -347,8 +347,14 @@ def examine(
         ClusterError: the cluster cannot be reached, or does not do its work.
     """
     began, chosen = time.perf_counter(), catalogue.load().resolve(presets)
-    more: dict[str, Any] = {"group_by": tuple(group_by), "seed": seed, "against": against}
-    study = Study.of(dump.info.columns, chosen, **more, by_step=tuple(by_step), lag_0=lag_0)
+    study = replace(
+        Study.of(dump.info.columns, chosen),
+        group_by=tuple(group_by),
+        seed=seed,
+        against=against,
+        by_step=tuple(by_step),
+        lag_0=lag_0,
+    )
     if engine == "local":
         choice = devices(device, worth_a_gpu(dump.tokens, len(study.presets)))
     else:  # each task that has a GPU sees no other; the engine refuses cuda:N

@@ -40,13 +40,13 @@ class Study:
     lag_0: bool = False
 
     @classmethod
-    def of(cls, columns: Collection[str], presets: Sequence[Preset] = (), **more: object) -> Study:
-        """Return what a dump with these canonical columns allows; `more` are fields."""
+    def of(cls, columns: Collection[str], presets: Sequence[Preset] = ()) -> Study:
+        """Return what a dump with these canonical columns allows."""
         have = frozenset(columns)
         makes = "advantages" not in have and {"rewards", "group_id"} <= have
         have |= {"advantages"} if makes else set()
         able = tuple(preset for preset in presets if not preset.lacking(have))
-        return cls(able, have, makes, **more)  # type: ignore[arg-type]
+        return cls(able, have, makes)
 
     @property
     def drifts(self) -> tuple[Drift, ...]:
