@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,7 +21,7 @@ from offpol_diag.dump import schema
 from offpol_diag.dump.batch import Batch, joined
 from offpol_diag.dump.check import Seen, Skipped, good_rows, judge, remark, signs
 from offpol_diag.dump.long import gathered
-from offpol_diag.dump.pack import Ints, Plan, Rows, pack, starts
+from offpol_diag.dump.pack import Ints, Plan, Rows, dense, pack, starts
 from offpol_diag.dump.sources import Location, find
 from offpol_diag.dump.writer import KEY
 from offpol_diag.errors import DumpError
@@ -47,8 +48,8 @@ RECYCLED = (32 << 20) - (64 << 10)
 WHOLE = re.compile(r"-?\d{1,18}")
 """A value of a hive partition that is an integer."""
 MOST_SHARDS = 4096
-MOST_DESCRIBED, SMALL = 16, 64
-"""Most columns without a role that are read, and bytes per row of a small column."""
+MOST_DESCRIBED, SMALL, FEW = 16, 64, 256
+"""Most columns without a role that are read, mean bytes of their texts, and tokens looked at for that."""
 
 
 # ---------------------------------------------------------------- files
@@ -70,7 +71,6 @@ class Part:
         schema: its columns, hive partitions included.
         partitions: hive partition column → value.
         columns: canonical name → its column; empty where it has no row.
-        small: columns of few bytes per row.
         provenance: how the numbers were made, from the file's metadata.
         groups: all its row groups, of which those in `span` are read.
         state: size and time of the file; empty where another machine may hold a copy.
@@ -80,7 +80,6 @@ class Part:
     schema: pa.Schema
     partitions: dict[str, pa.Scalar]
     columns: dict[str, str]
-    small: frozenset[str]
     provenance: dict[str, object]
     groups: tuple[Group, ...]
     span: range
@@ -103,9 +102,8 @@ class Part:
                     own[key] = pa.scalar(text) if key in words else pa.scalar(number, pa.int64())
                     found = found.append(pa.field(key, own[key].type))
             said = json.loads((metadata.metadata or {}).get(KEY, b"{}"), **FINITE)
-            groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+            groups = [metadata.row_group(at) for at in range(metadata.num_row_groups) if metadata.num_rows]
             paths = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
-            sizes = [groups[0].column(at).total_uncompressed_size for at in range(len(paths)) if groups]
         except READ_ERRORS as error:
             raise unreadable(path, error) from error
         columns = schema.resolve(found, given, str(path)) if metadata.num_rows else {}
@@ -115,10 +113,8 @@ class Part:
             Group(x.num_rows, x.total_byte_size, max(x.column(leaf).num_values, x.num_rows, 1))
             for x in groups
         ]
-        small = [name for name, size in zip(paths, sizes, strict=False) if size <= SMALL * counts[0].rows]
         provenance = said if isinstance(said, dict) else {}
-        span, every = range(len(counts)), frozenset([*small, *own])
-        return cls(path, found, own, columns, every, provenance, tuple(counts), span, state)
+        return cls(path, found, own, columns, provenance, tuple(counts), range(len(counts)), state)
 
     @property
     def read(self) -> list[Group]:
@@ -456,15 +452,21 @@ def _require_same(first: Part, part: Part, extra: Sequence[str]) -> None:
 
 def _described(parts: Sequence[Part], used: Collection[str]) -> tuple[str, ...]:
     """Return columns of short text, integers or booleans without a role that all files have alike."""
-    found = list[str]()
-    for one in parts[0].schema:
-        kind, alike = schema.plain_type(one.type), [x.schema.get_all_field_indices(one.name) for x in parts]
-        short = pt.is_integer(kind) or pt.is_boolean(kind)
-        short |= (pt.is_string(kind) or pt.is_large_string(kind)) and one.name in parts[0].small
-        if one.name not in used and short and all(len(at) == 1 for at in alike):
-            same = all(x.schema.field(one.name).type == one.type for x in parts)
-            found += [one.name] * same
-    return tuple(found[:MOST_DESCRIBED])
+    first, found = parts[0], dict[str, bool]()
+    for one in first.schema:
+        alike = [x.schema.field(at).type for x in parts for at in x.schema.get_all_field_indices(one.name)]
+        kind = schema.plain_type(one.type)
+        text = pt.is_string(kind) or pt.is_large_string(kind)
+        small = text or pt.is_integer(kind) or pt.is_boolean(kind)
+        if small and one.name not in used and alike == [one.type] * len(parts):
+            found[one.name] = text
+    if texts := [name for name, text in found.items() if text]:
+        with suppress(DumpError):  # which reading will find
+            _, _, table = next(first.tables(texts, FEW))
+            for name in texts:
+                if (pc.mean(pc.binary_length(dense(table.column(name)))).as_py() or 0) > SMALL:
+                    del found[name]
+    return tuple(found)[:MOST_DESCRIBED]
 
 
 def _unmasked(first: Part, info: DumpInfo) -> Iterator[str]:
