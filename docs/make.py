@@ -20,7 +20,7 @@ from offpol_diag.compare import of_presets
 from offpol_diag.core.observe import analyze, examine, opened
 from offpol_diag.dump.forms import FORMS
 from offpol_diag.dump.schema import POSITION, TABLE
-from offpol_diag.dump.writer import to_table, write_table
+from offpol_diag.dump.writer import to_table, write_tables
 from offpol_diag.gate import judged, required
 from offpol_diag.number import Numbers
 from offpol_diag.presets import Preset
@@ -318,7 +318,7 @@ def _specimen() -> Result:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "specimen.parquet"
         columns = dict.fromkeys(("rollout_log_probs", "old_log_probs", "current_log_probs"), tokens)
-        write_table(to_table({**columns, "advantages": [1.0, -1.0]}), path)
+        write_tables([to_table({**columns, "advantages": [1.0, -1.0]})], path)
         return analyze([str(path)], presets=load().resolve("token_is"), device="cpu")
 
 

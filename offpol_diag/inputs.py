@@ -44,13 +44,13 @@ def _write_columns(columns: Mapping[str, Any], file: Path) -> None:
     import pyarrow as pa
 
     from offpol_diag.dump.schema import assigned
-    from offpol_diag.dump.writer import to_table, write_table
+    from offpol_diag.dump.writer import to_table, write_tables
 
     ours = {column: role for role, column in assigned(list(columns), {}, "dict").items()}
     try:
         named = {ours.get(name, name): values for name, values in columns.items()}
-        write_table(to_table(named, pa.float64(), refuses=False), file)
-    except (TypeError, ValueError, NotImplementedError) as slip:  # the last one of a tensor without data
+        write_tables([to_table(named, pa.float64(), refuses=False)], file)
+    except (TypeError, ValueError) as slip:
         hint = "give padded tensors [S, L] with a response_mask, or one list per sequence"
         raise UsageError(f"the dict is no dump: {slip}", hint) from slip
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from offpol_diag.cli import app
 from offpol_diag.dump.batch import Batch, joined
 from offpol_diag.dump.convert import convert, open_dump
-from offpol_diag.dump.writer import stamped, to_table, write_table
+from offpol_diag.dump.writer import stamped, to_table, write_tables
 from offpol_diag.errors import DumpError
 from offpol_diag.number import Number, Numbers
 from offpol_diag.result import (
@@ -111,7 +111,7 @@ class DumpFile:
 
     def __exit__(self, *_: object) -> None:
         table = pa.concat_tables(self.tables, promote_options="permissive")
-        write_table(table, self.path, stamped(self.said), self.group)
+        write_tables([table], self.path, stamped(self.said), self.group)
 
 
 def converted(*sources: Path, columns: Mapping[str, str] | None = None) -> tuple[Table, list[str]]:

@@ -268,7 +268,7 @@ def test_a_name_that_no_file_can_have_is_refused(name, form):
         (pl.LazyFrame({"a": [1]}).map_batches(lambda _: 1 / 0), "the lazy frame fails: division by zero"),
         (
             {"rollout_log_probs": torch.zeros(2, 3, device="meta"), "old_log_probs": torch.zeros(2, 3)},
-            "Cannot copy out of meta tensor",
+            "the device meta, which holds no numbers",
         ),
         (pd.DataFrame({"a": [1]}), "^<pandas.DataFrame>: no column holds rollout_log_probs"),
     ],

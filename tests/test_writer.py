@@ -199,7 +199,7 @@ def test_what_a_full_disk_did_not_take_is_written_by_the_next_flush(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(pq, "write_table", full)
+        patched.setattr(pq.ParquetWriter, "write_table", full)
         with pytest.raises(OSError, match="No space"):
             writer.flush()
     assert list(tmp_path.iterdir()) == []

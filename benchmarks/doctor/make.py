@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.doctor.faults import BASES, FINAL_BASES, KINDS, PAIRS, Kind, Work, none
 from benchmarks.doctor.models import Shape
 from benchmarks.doctor.rollouts import Array, Rows, World
-from offpol_diag.dump.writer import stamped, to_table, write_table
+from offpol_diag.dump.writer import stamped, to_table, write_tables
 
 CACHE = Path(__file__).parent / ".cache"
 SIZES = (16, 32, 64, 64, 128, 128, 256, 256, 512)
@@ -277,7 +277,7 @@ def write(case: Case, work: Work, path: Path, chance: np.random.Generator) -> No
         given["host"] = given["host"].tolist()
     given |= {"rollout_log_probs": rows.q[order], "old_log_probs": rows.p[order]}
     table = to_table(given | {"response_mask": rows.mask[order]}, refuses=False)
-    write_table(table, path, stamped(_recorded(case)))
+    write_tables([table], path, stamped(_recorded(case)))
 
 
 def _recorded(case: Case) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from offpol_diag.dump import read
 from offpol_diag.dump.forms import ENDINGS, PARQUET, Form, Row, Rows, canonical, fields_of, told
@@ -17,9 +16,9 @@ from offpol_diag.dump.read import Dump, named
 from offpol_diag.dump.schema import COLUMNS, NONE, ROLLOUT, TOKENS, assigned, require
 from offpol_diag.dump.sources import PARQUET as ENDING
 from offpol_diag.dump.sources import Location, find, kind
-from offpol_diag.dump.writer import KEY, stamped, to_table
+from offpol_diag.dump.writer import stamped, to_table, write_tables
 from offpol_diag.errors import DumpError, UsageError
-from offpol_diag.files import TemporaryFolder, beside, placed
+from offpol_diag.files import TemporaryFolder
 from offpol_diag.printable import is_url
 from offpol_diag.result.whole import SAVED
 
@@ -155,33 +154,22 @@ def _convert(given: Sequence[Path], form: Form, made: Converted, columns: Mappin
 
 
 def _put(tables: Iterator[pa.Table], made: Converted, said: bytes) -> None:
-    """Write tables as row groups of a file that appears when it is whole; the first one has its columns."""
-    hidden, writer = beside(made.path.resolve()), None
-    try:
+    """Write tables to the file that is made, and count what is in them."""
+
+    def counted() -> Iterator[pa.Table]:
         for table in tables:
-            if writer is None:
-                kept = table.schema.with_metadata({KEY: said})
-                writer = pq.ParquetWriter(hidden, kept, compression="zstd", write_page_checksum=True)
-            there = {*table.schema.names}
-            columns = [
-                table[x.name].cast(x.type) if x.name in there else pa.nulls(len(table), x.type) for x in kept
-            ]
-            writer.write_table(pa.table(columns, schema=kept))
             made.sequences += table.num_rows
             made.tokens += pa.compute.sum(pa.compute.list_value_length(table[ROLLOUT])).as_py() or 0
-        if writer is not None:
-            writer.close()
-            placed(hidden, made.path)
+            yield table
+
+    try:
+        write_tables(counted(), made.path, said)
     except pa.ArrowException as error:
         what = f"rows that {made.path} is made of cannot be written ({str(error).splitlines()[0]})"
         raise DumpError(what, "give each column one type, or copy the file again if it has") from error
     except OSError as error:
         what = f"{made.path}: cannot be written ({error.strerror or error})"
         raise DumpError(what, "make room there, or set TMPDIR to another place") from error
-    finally:
-        if writer is not None:
-            writer.close()
-        hidden.unlink(missing_ok=True)
 
 
 def _tables(rows: Rows, form: Form, made: Converted) -> Iterator[pa.Table]:

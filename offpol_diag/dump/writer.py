@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -103,7 +103,7 @@ class DumpWriter:
         stem = f"{'' if self._step is None else f'step_{self._step:06}-'}rank{self._rank:05}-"
         part = _PARTS.get(f"{self.folder}/{stem}", 0)
         path = self.folder / f"{stem}{part}.parquet"
-        write_table(self._held, path, self._metadata)
+        write_tables([self._held], path, self._metadata)
         for old in self.folder.glob(f"{stem}*.parquet") if not part else ():
             if old != path:  # of a run before this one
                 old.unlink()
@@ -129,24 +129,40 @@ def stamped(provenance: Mapping[str, Any]) -> bytes:
         raise ValueError(f"the provenance cannot be stored as JSON: {error}; pass plain values") from error
 
 
-def write_table(table: pa.Table, path: Path, said: bytes = b"{}", group: int | None = None) -> None:
-    """Write a table that appears whole or not at all, with checksums; readers pass over hidden files."""
-    leaves = {one.name: one.name + ".list.element" * schema.is_list(one.type) for one in table.schema}
-    lists = (one for one in table.schema if schema.is_list(one.type))
-    floats = [leaves[one.name] for one in lists if pt.is_floating(one.type.value_type)]
-    hidden = beside(path.resolve())
+def write_tables(tables: Iterable[pa.Table], path: Path, said: bytes = b"{}", group: int = 0) -> None:
+    """Write tables as row groups of a file that appears when it is whole; the first one has its columns.
+
+    Pages have checksums, and readers pass over hidden files, such as the one that is being written.
+    """
+    hidden, writer = beside(path.resolve()), None
     try:
-        pq.write_table(
-            table.replace_schema_metadata({KEY: said}),
-            hidden,
-            compression="zstd",
-            column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
-            use_dictionary=[leaf for leaf in leaves.values() if leaf not in floats],
-            write_page_checksum=True,
-            row_group_size=group or None,
-        )
-        placed(hidden, path)
+        for table in tables:
+            if writer is None:
+                kept = table.schema.with_metadata({KEY: said})
+                leaves = {one: one.name + ".list.element" * schema.is_list(one.type) for one in kept}
+                floats = [
+                    x for one, x in leaves.items() if x != one.name and pt.is_floating(one.type.value_type)
+                ]
+                writer = pq.ParquetWriter(
+                    hidden,
+                    kept,
+                    compression="zstd",
+                    column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
+                    use_dictionary=[leaf for leaf in leaves.values() if leaf not in floats],
+                    write_page_checksum=True,
+                )
+            there = {*table.schema.names}
+            columns = [
+                table[x.name].cast(x.type) if x.name in there else pa.nulls(len(table), x.type) for x in kept
+            ]
+            writer.write_table(pa.table(columns, schema=kept), row_group_size=group or None)
+        if writer is not None:
+            writer.close()
+            placed(hidden, path)
     finally:
+        if writer is not None:
+            with suppress(OSError):  # of a full disk, which is raised already
+                writer.close()
         hidden.unlink(missing_ok=True)
 
 
