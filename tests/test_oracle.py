@@ -48,7 +48,7 @@ SIGMAS = ("1e-4", "1", "outliers", "float32")
 ON_GPU = ("1e-3", "1e-2", "outliers")
 BUILT_IN = tuple(
     {
-        replace(one, name="", family="", summary="", note="", aliases=(), trainers=(), source=""): one
+        replace(one, name="", summary="", note="", aliases=(), source="", at=()): one
         for one in (replace(preset, logs=None) for preset in catalogue.load().resolve("all"))
     }.values()
 )
