@@ -275,14 +275,9 @@ def mix(x: Words) -> Words:
 def keys(groups: list[Any] | None, rollout: Floats, position: Ints, offsets: Ints) -> Ints:
     """Return a 64-bit key of each sequence's group, the unit of the bootstrap, [S] int64.
 
-    It depends on the group's id, or without one on the sequence's contents, never on its place in the dump,
-    so that splitting or reordering files changes no key.
-
-    Args:
-        groups: ids, [S]; None where there is none.
-        rollout: log-probs that count, [T].
-        position: of these tokens, [T].
-        offsets: where each sequence starts, and the end, [S+1].
+    It depends on the group's id (`groups` [S], or None), or without one on the sequence's log-probs [T] and
+    their positions [T], never on its place in the dump: splitting or reordering files changes no key. A whole
+    number is hashed as itself, so that 3 and 3.0 agree.
     """
     words = np.zeros(len(offsets) - 1, np.uint64)
     if groups is None or None in groups:
@@ -291,15 +286,10 @@ def keys(groups: list[Any] | None, rollout: Floats, position: Ints, offsets: Int
         sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(each, dtype=np.uint64)))  # modulo 2⁶⁴
         words = sums[offsets[1:]] - sums[offsets[:-1]]
     if groups is not None:
-        known = {one: word(one) for one in set(groups) if one is not None}
+        known = dict[Any, int]()
+        for one in {*groups} - {None}:
+            whole = isinstance(one, int) or (isinstance(one, float) and one.is_integer())
+            digest = b"" if whole else blake2b(str(one).encode(), digest_size=8).digest()
+            known[one] = int(one) % 2**64 if whole else int.from_bytes(digest, "little")
         words = np.array([known.get(one, own) for one, own in zip(groups, words, strict=True)], np.uint64)
     return mix(words).view(np.int64)
-
-
-def word(group: Any) -> int:
-    """Return a 64-bit word for a group id; integers map to themselves, so that 3 and 3.0 agree."""
-    if isinstance(group, float) and group.is_integer():
-        group = int(group)
-    if isinstance(group, int):
-        return group % 2**64
-    return int.from_bytes(blake2b(str(group).encode(), digest_size=8).digest(), "little")

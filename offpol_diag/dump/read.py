@@ -116,11 +116,6 @@ class Part:
         provenance = said if isinstance(said, dict) else {}
         return cls(path, found, own, columns, provenance, tuple(counts), range(len(counts)), state)
 
-    @property
-    def read(self) -> list[Group]:
-        """The row groups that are read."""
-        return [self.groups[at] for at in self.span]
-
     def tables(self, names: Sequence[str], most: int, progress: Progress = IGNORED) -> Iterator[Placed]:
         """Yield the rows in order, in tables of even size.
 
@@ -250,14 +245,19 @@ class Dump:
     before: int = 0
 
     @property
+    def groups(self) -> list[tuple[Part, int, Group]]:
+        """The row groups that are read, with their files and numbers in these."""
+        return [(part, at, part.groups[at]) for part in self.parts for at in part.span]
+
+    @property
     def rows(self) -> int:
         """Rows of the files, bad ones included; tokens where a row is one."""
-        return sum(group.rows for part in self.parts for group in part.read)
+        return sum(group.rows for _, _, group in self.groups)
 
     @property
     def tokens(self) -> int:
         """Number of tokens, masked ones and one of each empty sequence included."""
-        return sum(group.tokens for part in self.parts for group in part.read)
+        return sum(group.tokens for _, _, group in self.groups)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -271,14 +271,13 @@ class Dump:
         This depends on the dump alone. Shards can be read in another process and working directory. A dump of
         a row per token is one shard.
         """
-        each = [(part, at, part.groups[at]) for part in self.parts for at in part.span]
-        size = max(size, sum(group.size for _, _, group in each) // MOST_SHARDS)
+        size, rows = max(size, sum(group.size for _, _, group in self.groups) // MOST_SHARDS), self.rows
         found, held, weight, before, end = list[Dump](), list[Part](), 0, 0, 0
-        for i, (part, at, group) in enumerate(each, 1):
+        for part, at, group in self.groups:
             begin = held.pop().span.start if held and held[-1].path == part.path else at
             held.append(replace(part, span=range(begin, at + 1), state=()))
             weight, end = weight + group.size, end + group.rows
-            if (weight >= size and not self.long) or i == len(each):
+            if (weight >= size and not self.long) or end == rows:
                 one = replace(self, parts=held, seen=Seen(), folder=None, shard=True, before=before)
                 found, held, weight, before = [*found, one], [], 0, end
         return found
