@@ -373,14 +373,14 @@ def _dropped(whole: Result, name: str) -> Numbers:
 
 
 def _named(preset: Preset, bound: SweptBound, bounds: Mapping[str, float]) -> Preset:
-    """Return the preset at one threshold, under a name of its own; what its trainer logs is left out.
+    """Return the preset at one threshold, under a name of its own.
 
     Its weights are not divided by their batch mean, after which a mean weight says nothing of a bound.
     """
     moved = bound.moved(preset, bounds)
     weight = moved.weight and replace(moved.weight, normalize=False)
     name = f"{preset.name}@{','.join(f'{end!r}' for end in bounds.values())}"
-    return replace(moved, name=name, weight=weight, logs=None, aliases=())
+    return replace(moved, name=name, weight=weight, generation=None, aliases=())
 
 
 # ---------------------------------------------------------------- warnings

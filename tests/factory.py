@@ -228,16 +228,15 @@ def preset(summary: str, method: str, ess: float, rejected: float = 0.0, **more:
 
 
 def presets() -> dict[str, Row]:
-    verl = {"logs": "verl-2025-11"}
-    tis = {"kind": "sequence", **verl}
+    tis = {"kind": "sequence"}
     bounded = "weight sum truncate ≤ 2"
     window = "reject ratio mean [0.999, 1.001]; veto < 1e-4"
     return {
         "disabled": preset("No correction", "weight none", 1.0),
-        "token_is": preset("Token TIS", "weight token truncate ≤ 2", 0.97, aliases=["token_tis"], **verl),
+        "token_is": preset("Token TIS", "weight token truncate ≤ 2", 0.97, aliases=["token_tis"]),
         "seq_is": preset("Sequence TIS", bounded, 0.61, **tis),
-        "seq_mis": preset("Sequence MIS", f"{bounded}; reject ratio sum [0.5, 2]", 0.83, 0.31, **verl),
-        "geo_rs": preset("Geometric rejection", window, 0.99, 0.92, **verl),
+        "seq_mis": preset("Sequence MIS", f"{bounded}; reject ratio sum [0.5, 2]", 0.83, 0.31),
+        "geo_rs": preset("Geometric rejection", window, 0.99, 0.92),
         "seq_is_metrics": preset("The same", bounded, 0.61, **tis),
         "ppo_is_bypass": preset("PPO-IS", "none", 1.0, policy="current", needs=[CURRENT]),
     }

@@ -10,7 +10,6 @@ def kinds(preset: Preset) -> set[str]:
     parts = {
         "weight": preset.weight,
         "veto": preset.veto,
-        "logs": preset.logs,
         "loss": (preset.loss, preset.clip),
         "applied": (preset.policy, preset.denominator),
         **{f"reject {rule}": rule for rule in preset.reject},

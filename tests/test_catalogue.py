@@ -14,7 +14,6 @@ import pytest
 from offpol_diag.errors import PresetError, UsageError
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import Catalogue, load, plain, words
-from offpol_diag.presets.grammar import LOGS
 from offpol_diag.presets.words import KINDS, loss, method
 from offpol_diag.trainers import TRAINERS, defaults, sayable
 
@@ -368,7 +367,7 @@ loss = "gspo"
 clip = { low = inf, high = 4e-4, dual = inf }
 denominator = "all"
 at = ["clip.high"]
-logs = "verl-2026-01"
+generation = "verl-2025-10"
 source = "here"
 note = "mind this"
 weight = { over = "segment", action = "mask", upper = 5, lower = 0, normalize = true, safety = 10, \
@@ -399,7 +398,7 @@ def test_every_key_arrives(write: Write) -> None:
         clip=Clip(low=None, high=4e-4, dual=None),
         denominator="all",
         at=("clip.high",),
-        logs="verl-2026-01",
+        generation="verl-2025-10",
         source="here",
         note="mind this",
     )
@@ -513,7 +512,7 @@ aliases = "x" → aliases = "x"; it must be an array of strings
 aliases = [1] → aliases = [1]; it must be an array of strings
 summary = 1 → summary = 1; it must be a string
 note = 2026-01-14 → note = "2026-01-14"; it must be a string
-logs = "verl" → logs = "verl"; it must be one of verl-2025-10
+generation = "trl" → generation = "trl"; it must be one of verl-2025-10, verl-2025-11
 """
 
 
@@ -587,4 +586,4 @@ def test_the_page_names_every_key_and_word(kind: type) -> None:
     hints = get_type_hints(kind)
     keys = {field.name for field in fields(kind)} - {"name"}
     words = {word for hint in hints.values() if get_origin(hint) is Literal for word in get_args(hint)}
-    assert [word for word in (*keys, *words, *LOGS) if f"`{word}`" not in page] == []
+    assert [word for word in (*keys, *words) if f"`{word}`" not in page] == []

@@ -31,7 +31,7 @@ from offpol_diag.numerals import distinct_digits
 from offpol_diag.presets import catalogue
 from offpol_diag.report.gate import title
 from offpol_diag.result import CandidateCause, Cause, Diagnosis, GateVerdict, Place
-from offpol_diag.trainers.logged import LOGS, steps_of
+from offpol_diag.trainers.logged import GENERATIONS, LOGS, log_of, steps_of
 from offpol_diag.trainers.ours import rows
 from tests import oracles
 from tests.factory import Location, make_summary, number, put
@@ -344,16 +344,13 @@ ROWS = sorted(rows().items())
 def logged():
     """Return preset → what any generation of its trainer logs of the sample dump."""
     dump = open_dump([str(sample())])
-    batch, presets = joined([*dump.batches()]), [one for one in BUILT_IN.values() if one.logs]
-    return {
-        one.preset.name: {
-            word: x
-            for log, of in LOGS.items()
-            if one.preset.logs.partition("-20")[0] == log.partition("-20")[0]
-            for word, x in of(one).items()
-        }
-        for one in steps_of(batch, presets, dump.info.columns)
-    }
+    batch, presets = joined([*dump.batches()]), [*BUILT_IN.values()]
+    found = {}
+    for one in steps_of(batch, presets, dump.info.columns):
+        trainer = one.preset.source.partition(" ")[0].lower()
+        logs = {log_of(trainer, generation, one.preset) for generation in GENERATIONS} & LOGS.keys()
+        found[one.preset.name] = {word: x for log in sorted(logs) for word, x in LOGS[log](one).items()}
+    return found
 
 
 EQUAL = [(name, row, ours) for name, row in ROWS for ours in {row.gap, row.preset} if ours]

@@ -13,7 +13,6 @@ import pytest
 from offpol_diag.dump.batch import joined
 from offpol_diag.dump.read import open_dump
 from offpol_diag.presets import Preset, Reject, catalogue
-from offpol_diag.presets.grammar import LOGS as NAMES
 from offpol_diag.trainers.logged import LOGS, steps_of
 from tests import oracles
 
@@ -41,10 +40,6 @@ def differences(got, want, rel, least=0.0):
         for name in [*want, *(name for name in got if name not in want)]
         if name not in got or name not in want or not same(got[name], want[name])
     }
-
-
-def test_every_trainer_that_a_preset_may_name_has_a_function():
-    assert set(NAMES) == set(LOGS)
 
 
 # ---------------------------------------------------------------- verl's own numbers

@@ -48,11 +48,11 @@ SIGMAS = ("1e-4", "1", "outliers", "float32")
 ON_GPU = ("1e-3", "1e-2", "outliers")
 BUILT_IN = tuple(
     {
-        replace(one, name="", summary="", note="", aliases=(), source="", at=()): one
-        for one in (replace(preset, logs=None) for preset in catalogue.load().resolve("all"))
+        replace(one, name="", summary="", note="", aliases=(), source="", at=(), generation=None): one
+        for one in (catalogue.load().resolve("all"))
     }.values()
 )
-"""One preset of each rule, without logs: what trainers log has oracles of its own."""
+"""One preset of each rule."""
 BINNED = {"k3_top1_share": 1 / 32}
 """Read off a histogram whose bins are 1/32 wide: at worst the share within the cut's bin is off by that."""
 ELSEWHERE = ("khat_tokens", "khat_sequences", "mean_reward")

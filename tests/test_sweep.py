@@ -68,7 +68,7 @@ CASES = {  # preset, bound, threshold → the preset that it is
 
 
 def preset(name):
-    return replace(OWN.get(name) or CATALOGUE[name], name=name, logs=None)
+    return replace(OWN.get(name) or CATALOGUE[name], name=name)
 
 
 def swept(one, values=None, path=None, which=None, threads=1, **more):

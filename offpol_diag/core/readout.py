@@ -271,7 +271,6 @@ def described(out: Readout, preset: Preset) -> PresetFacts:
         loss=preset.loss,
         kind=preset.kind,
         aliases=list(preset.aliases),
-        logs=preset.logs,
         needs=preset.lacking(out.study.columns),
     )
 

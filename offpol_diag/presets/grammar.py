@@ -32,20 +32,6 @@ FACTORS = ("ratio", "mult_prob_error")
 FILE = "its form is that of offpol_diag/presets/presets.toml; or see: offpol-diag presets NAME --json -"
 KEYS = "write keys like token_is@weight.upper=3, seq_mis@veto.lower=1e-4 or geo_rs@policy=current"
 PARTS: Mapping[str, type] = {"weight": Weight, "reject": Reject, "veto": Veto, "clip": Clip}
-LOGS = (
-    *(
-        "verl-2025-10",
-        "verl-2025-11",
-        "verl-2026-01",
-        "verl-2026-03",
-        "trl",
-        "ms-swift",
-        "openrlhf",
-        "nemo-rl",
-    ),
-    *("slime", "slime-mis", "miles", "miles-mis", "areal", "prime-rl", "skyrl"),
-)
-"""Trainers whose logged numbers are known, with generations: what `trainers/logged.py` has functions for."""
 Part = TypeVar("Part", Weight, Reject, Veto, Clip, Preset)
 
 
@@ -143,9 +129,8 @@ def _value(hint: Any, value: Any, at: Place) -> Any:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             at.refuse(value, "it must be an array of strings")
         return tuple(value)
-    if get_origin(kind) is Literal or hint == str | None:  # only `logs` is the latter
-        allowed = get_args(kind) or LOGS
-        if value not in allowed:
+    if get_origin(kind) is Literal:
+        if value not in (allowed := get_args(kind)):
             hint = did_you_mean(value, list(allowed)) if isinstance(value, str) else ""
             at.refuse(value, f"it must be one of {', '.join(allowed)}", hint)
         return value

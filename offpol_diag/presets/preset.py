@@ -22,6 +22,7 @@ Sign = Literal["any", "negative", "positive", "against", "against_or_zero", "awa
 Overflow = Literal["limit", "zero"]
 Denominator = Literal["kept", "all"]
 Loss = Literal["ppo_clip", "reinforce", "surrogate", "gspo", "cispo"]
+Generation = Literal["verl-2025-10", "verl-2025-11"]
 Kind = Literal["none", "token", "sequence", "geometric and k3", "bypass", "other"]
 AGGREGATES = frozenset({"ratio", "k1"})
 """Statistics whose sequence form is an aggregated log-ratio, which a safety bound can act on."""
@@ -196,7 +197,7 @@ class Preset:
         at: places of the thresholds that may stand beside the name, in their order; left out, those of all
             bounds of weight, rules and veto that the preset has.
         aliases: other names people search for.
-        logs: the trainer, and the generation of what it logs, that the preset is of, or None.
+        generation: the older keys of verl that are printed beside the newest, or None.
         source: origin of the preset: trainer, version, function.
         note: caveats when comparing it with another preset.
     """
@@ -212,7 +213,7 @@ class Preset:
     denominator: Denominator = "kept"
     at: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
-    logs: str | None = None
+    generation: Generation | None = None
     source: str = ""
     note: str = ""
 

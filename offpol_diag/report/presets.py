@@ -109,7 +109,6 @@ def explained(preset: Preset, aliases: Mapping[str, str], trainers: Sequence[str
         "also called": ", ".join(preset.aliases),
         "at other bounds": ", ".join(elsewhere),
         "trainers": ", ".join(trainers) or "none has a configuration that says it",
-        "logs like": preset.logs or "",
         "source": preset.source,
     }
     rows = [(word, text.strip()) for word, text in lines.items() if text not in ("", words.NOTHING)]

@@ -186,6 +186,5 @@ class PresetFacts(Model):
     loss: str
     kind: str = Field("", description="what the method acts on, by which presets are listed")
     aliases: list[str] = []
-    logs: str | None = None
     needs: list[str] = Field([], description="columns the dump lacks; when not empty there are no numbers")
     same_as: str = Field("", description="the first preset with the same numbers on this dump, if another")

@@ -166,7 +166,7 @@ def nearest(preset: Preset, trainer: str) -> str:
 def configured(preset: Preset, trainer: str) -> Config:
     """Return the preset in each spelling that is shown, the newest first.
 
-    A form with `logs` or `otherwise` is shown for presets that log so, or where no newer form can say the
+    A form with `generations` or `otherwise` is shown for presets of these, or where no newer form can say the
     preset; any, only where versions know it that are older than those of the forms before it.
 
     Raises:
@@ -175,8 +175,10 @@ def configured(preset: Preset, trainer: str) -> Config:
     own, found, refused, notes = table(trainer), list[Snippet](), list[ConfigError](), list[str]()
     oldest, newest = "", dict[str, Any]()
     for form in (own | one for one in own["form"]):
-        asked = preset.logs in form.get("logs", ()) or (form.get("otherwise", False) and not found)
-        if ("logs" in form or "otherwise" in form) and not asked:
+        asked = preset.generation in form.get("generations", ()) or (
+            form.get("otherwise", False) and not found
+        )
+        if ("generations" in form or "otherwise" in form) and not asked:
             continue
         try:
             settings, since, said = block(preset, form)
