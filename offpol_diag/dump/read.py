@@ -182,7 +182,7 @@ def opened(path: Location) -> pq.ParquetFile:
 
 def unreadable(path: Location, error: Exception) -> DumpError:
     """Say that a file is not there, no Parquet file, or cut off, in Arrow's words."""
-    hint = "check that it may be read, copy or dump it again; `offpol-diag convert --list` has other forms"
+    hint = "check that it may be read; copy or dump it again; `convert --list` says what other forms are read"
     return DumpError(f"{path}: cannot be read as Parquet ({said(error)})", hint)
 
 
