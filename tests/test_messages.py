@@ -63,7 +63,11 @@ SAID = [
     ("doctor empty.json", "empty.json: the file is empty (0 bytes)", "its writer did not finish; dump again"),
     ("doctor empty.jsonl", "empty.jsonl: the file is empty (0 bytes)", "its writer did not finish"),
     ("doctor empty.parquet", "empty.parquet: the file is empty (0 bytes)", "its writer did not finish"),
-    ("doctor cut.parquet", "cut.parquet: the file is truncated", "copy it again, or dump again"),
+    (
+        "doctor cut.parquet",
+        "cut.parquet: cannot be read as Parquet (Parquet magic bytes",
+        "check that it may",
+    ),
     ("doctor missing.parquet", "missing.parquet: no such file or directory", "check the path; relative"),
     ("doctor sample.parquet", "sample.parquet: no such file", "did you mean sampled.parquet?"),
     ("doctor sampled.parq", "sampled.parq: no such file", "did you mean sampled.parquet?"),
