@@ -19,7 +19,8 @@ class Table:
         id: its name, and its anchor on the page.
         caption: the finding, in words.
         notes: what is said below it.
-        shown: always; with -v, and folded in a pull request and on the page (`more`); or on the page alone.
+        shown: always; folded in a pull request and on the page, with -v too (`more`) or not (`folded`); or on
+            the page alone.
     """
 
     id: str
@@ -27,7 +28,7 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     notes: tuple[str, ...] = ()
-    shown: Literal["always", "more", "page"] = "always"
+    shown: Literal["always", "more", "folded", "page"] = "always"
 
     @property
     def empty(self) -> list[int]:

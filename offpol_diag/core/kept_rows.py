@@ -178,6 +178,8 @@ STEPS = 128
 """Steps that share a sample evenly. Of more, those that differ by a multiple of it have one share."""
 IN_PROMPT = "in_prompt"
 """Whether the id of a token occurs in its prompt."""
+PLACE = "place_in_group"
+"""Index of a sequence among those of its group, in the order in which they were read."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,8 @@ class Sample:
         rows: step modulo `STEPS`, hash of the group, hash of the sequence, length, and width (the length with
             masked tokens) of each sequence, [5, S] int64.
         values: q and p (log π_rollout and log π_train, nats), position, turn (its index in the sequence), and
-            of token_ids, entropy, reference and in_prompt what the dump has; of all sequences, [T].
+            of token_ids, entropy, reference, sign (of the advantage, plus 1) and in_prompt what the dump has;
+            of all sequences, [T].
         scalars: per-sequence columns by name, rewards among them, S values each.
         costs: what all sequences of each step would take, kept or not, [STEPS] int64.
     """
@@ -214,6 +217,7 @@ class Sample:
         turn -= np.repeat(turn[batch.cu_seqlens[:-1][there]], lengths[there])
         values = {"q": terms.q, "p": terms.p, "position": batch.position, "turn": turn}
         more = {"token_ids": batch.token_ids, "entropy": batch.entropy, "reference": batch.reference}
+        more["sign"] = None if batch.advantages is None else np.sign(batch.advantages) + 1
         values |= {name: x for name, x in more.items() if x is not None}
         scalars = batch.scalars | ({} if batch.rewards is None else {"rewards": batch.rewards.tolist()})
         rows = np.stack((step, groups.view(np.int64), order, lengths, lengths + batch.masked))
@@ -288,12 +292,15 @@ class Sample:
         The last group of a step that was cut may lack sequences: it is left out unless it is the only one.
         """
         step, group, order, lengths, _ = self.rows
+        place, by_group, count = np.zeros_like(order), np.lexsort((group, step)), np.arange(len(order))
+        new = np.diff(group[by_group], prepend=~group[by_group[:1]]) != 0
+        place[by_group] = count - np.maximum.accumulate(np.where(new, count, 0))
         whole = np.ones(len(order), np.bool_)
         for one in np.flatnonzero(np.bincount(step, lengths + EACH, STEPS) < self.costs):
             own = np.unique(group[step == one])
             whole &= (step != one) | (group != own[-1]) | (len(own) < 2)
         at = np.argsort(order, kind="stable")
-        found = self._at(at[whole[at]])
+        found = replace(self, scalars=self.scalars | {PLACE: place.tolist()})._at(at[whole[at]])
         return replace(found, scalars={name: [*map(_plain, x)] for name, x in found.scalars.items()})
 
 

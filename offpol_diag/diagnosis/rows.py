@@ -42,6 +42,9 @@ class Rows:
         scalars: name → other column of the sequences, S values each, None for null.
         reference: log-prob under the run's model, computed again by `rescore`, [T] nats, or None.
         in_prompt: whether the id of a token occurs in its prompt, 0 or 1, [T], or None.
+        turn: index of its turn (a run of tokens between holes of the mask) in its response, [T], or None.
+        width: number of tokens of its row, masked ones and padding included, [T], or None.
+        sign: 0 where the advantage is negative, 1 where it is 0, 2 where it is positive, [T], or None.
     """
 
     q: Floats
@@ -53,6 +56,9 @@ class Rows:
     scalars: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     reference: Floats | None = None
     in_prompt: Floats | None = None
+    turn: Ints | None = None
+    width: Ints | None = None
+    sign: Floats | None = None
 
     @classmethod
     def sampled(cls, sample: Sample) -> Rows:
@@ -69,6 +75,9 @@ class Rows:
             sample.scalars,
             values.get("reference"),
             values.get(IN_PROMPT),
+            values["turn"],
+            np.repeat(sample.rows[4], sample.lengths),
+            values.get("sign"),
         )
 
     @property
@@ -160,6 +169,9 @@ class Rows:
             },
             some(self.reference),
             some(self.in_prompt),
+            some(self.turn),
+            some(self.width),
+            some(self.sign),
         )
 
     def only(self, sequences: Flags) -> Rows:

@@ -11,6 +11,7 @@ import numpy as np
 from offpol_diag.core.intervals import Z
 from offpol_diag.core.kept_rows import Sample
 from offpol_diag.diagnosis import candidates, definition, honest, laws, sampled, signatures, sync
+from offpol_diag.diagnosis import locate as places
 from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.numbers import HEALTHY_K3, Evidence
 from offpol_diag.diagnosis.recorded import recorded
@@ -246,7 +247,7 @@ def _apart(logs: Floats, at: Flags, alike: Ints) -> tuple[float, float, Flags]:
 
 
 def diagnose(summary: Result, sample: Sample | None) -> Diagnosis:
-    """Return the verdict (bug or honest mismatch), causes with evidence, and ruled-out or undecidable ones.
+    """Return the verdict, causes with evidence, ruled-out or undecidable ones, and where the mismatch lives.
 
     Args:
         summary: the numbers of the dump.
@@ -264,6 +265,11 @@ def diagnose(summary: Result, sample: Sample | None) -> Diagnosis:
         return Diagnosis(
             verdict="cannot_tell", headline=headline, sequences=rows.sequences, tokens=rows.tokens
         )
+    return _diagnosed(summary, rows).model_copy(update={"where": places.locate(rows)})
+
+
+def _diagnosed(summary: Result, rows: Rows) -> Diagnosis:
+    """Return the verdict on tokens that differ."""
     seen = run_signatures(rows)
     found = [replace(one, where=locate(one.rows, one.sequences)) for one in seen.found]
     grouped = by_group(rows, seen)

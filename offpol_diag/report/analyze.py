@@ -23,6 +23,7 @@ from offpol_diag.report.diagnosis import (
     evidence,
     expected,
     grew,
+    located,
     lower,
     mended,
     of_bug,
@@ -150,6 +151,7 @@ def _facts(summary: Result) -> Iterator[Fact]:
     no_sign = f"No sign of one. {' '.join(map(sentence, said))}".strip()
     bug = "Not examined." if given is None else given.headline if given.verdict == "cannot_tell" else no_sign
     yield Fact("Bug?", open_.headline if open_ else bug, verdict(summary), checked)
+    yield from located(summary)
     if summary.reference is not None:
         yield reproduced(summary.reference)
     if open_:
@@ -234,7 +236,9 @@ def _tables(summary: Result) -> Iterator[Table]:
     if summary.recommendation is not None and not summary.is_bug:
         yield _corrections(summary, summary.recommendation)
     yield _alerts(summary)
+    yield _where(summary)
     yield _steps(summary)
+    yield _turns(summary)
     yield dropped_by_length(summary, summary.presets)
     yield from policies(summary)
 
@@ -282,6 +286,36 @@ def _steps(summary: Result) -> Table:
     names = [name for name in FIRST_GAP if any(name in one.numbers for one in places)][:4]
     rows = [(one.key, one.tokens, *(one.numbers.get(name) for name in names)) for one in places]
     return Table("steps", "By training step", ("step", "tokens", *names), rows[:MOST_STEPS], shown="more")
+
+
+def _turns(summary: Result) -> Table:
+    """Return the main numbers by turn of the response, where there are turns."""
+    places = summary.at("turn")
+    names = [name for name in FIRST_GAP if any(name in one.numbers for one in places)][:4]
+    rows = [(one.key, one.tokens, *(one.numbers.get(name) for name in names)) for one in places]
+    header = ("turn", "tokens", *names)
+    return Table("turns", "By turn of the response", header, rows if len(rows) > 1 else (), shown="folded")
+
+
+def _where(summary: Result) -> Table:
+    """Return the places that tell damaged tokens from clean ones."""
+    rows: list[tuple[Cell, ...]] = [
+        (
+            one.words,
+            Number(value=one.inside, unit="nats"),
+            Number(value=one.outside, unit="nats"),
+            Number(value=one.share, unit="fraction"),
+            Number(value=one.gain),
+            one.measure,
+        )
+        for one in (summary.diagnosis.where if summary.diagnosis else ())
+    ]
+    header = ("tokens", "K3 there", "K3 elsewhere", "share of tokens", "gain", "what decides")
+    notes = (
+        "K3 of single tokens is cut at 4 nats. Gain: deviance per token of an exponential model of K3, which "
+        "telling the two sides apart takes away.",
+    )
+    return Table("where", "Where the mismatch lives", header, rows, notes, shown="folded")
 
 
 def dropped_by_length(summary: Result, presets: Iterable[str]) -> Table:

@@ -17,7 +17,8 @@ from offpol_diag.result import Histogram, PositionSteps, Result, Series
 from offpol_diag.result.steps import in_sync
 from offpol_diag.table import Cell, Table
 
-OVER, DRIFT, ALONG, COSTS = (
+WHERE, OVER, DRIFT, ALONG, COSTS = (
+    "Where the mismatch lives",
     "Over training",
     "Which drift, which tokens",
     "Along the response",
@@ -153,6 +154,24 @@ def cause(summary: Result) -> Picture | None:
     elif (synced := in_sync(summary)) and synced.value:
         title = f"At lag 0, K3 is {rounded(synced.value)}"
     return Picture("by-lag", "", title, "One point per training step, in order within each lag.", (panel,))
+
+
+# ---------------------------------------------------------------- where it lives
+
+
+def _where(summary: Result) -> Picture | None:
+    """Draw K3 on both sides of each cut that tells damaged tokens from clean ones."""
+    found = summary.diagnosis.where if summary.diagnosis else []
+    if not found:
+        return None
+    x = range(len(found))
+    layers = [
+        Layer("inside", x, [one.inside for one in found], "orange", "points"),
+        Layer("all other tokens", x, [one.outside for one in found], "blue", "points"),
+    ]
+    panel = _k3_panel(summary, "tokens inside", layers, names=[one.words for one in found])
+    sub = "Mean K3 of the tokens inside and of all others; that of single tokens is cut at 4 nats."
+    return Picture("where", WHERE, found[0].sentence.rstrip("."), sub, (panel,))
 
 
 # ---------------------------------------------------------------- which drift, which tokens
@@ -500,6 +519,7 @@ def _groups(summary: Result) -> Iterator[Picture]:
 
 
 PICTURES: tuple[Callable[[Result], Picture | None], ...] = (
+    _where,
     _by_step,
     _drifts,
     _histogram,

@@ -153,6 +153,7 @@ def of_bug(summary: Result) -> Iterator[Fact]:
         "Bug?", f"Yes ({first.id}): {sentence(first.statistic)}{also}", verdict(summary), checks(summary)
     )
     yield Fact("Where", sentence(first.where))
+    yield from located(summary)
     yield Fact("To confirm", sentence(first.confirm))
     yield Fact("Cause", "", first.statement, lines)
     title = f"Fix the bug first{f': {first.fix}' if first.fix else ''}"
@@ -160,6 +161,12 @@ def of_bug(summary: Result) -> Iterator[Fact]:
     yield Fact("What to do", f"{sentence(first.fix)}{fixed}{leave}", title, why, shortened="last")
     certain = "Counted, not estimated. " if first.exact else ""
     yield Fact("How sure", f"{certain}{FIRST}")
+
+
+def located(summary: Result) -> Iterator[Fact]:
+    """Yield the clearest place that tells damaged tokens from clean ones, and what decides there."""
+    for one in summary.diagnosis.where[:1] if summary.diagnosis else ():
+        yield Fact("Where", one.sentence, lines=(Line(one.measure),))
 
 
 def mended(summary: Result) -> After | None:

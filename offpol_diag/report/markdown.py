@@ -36,7 +36,7 @@ def markdown(answer: Answer) -> str:
         *(
             _folded(one.caption, _table(one, False))
             for one in answer.tables
-            if one.rows and one.shown == "more"
+            if one.rows and one.shown in ("more", "folded")
         ),
         *_charts(answer),
     ]

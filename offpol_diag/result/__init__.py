@@ -52,6 +52,7 @@ from offpol_diag.result.findings import (
     Example,
     Fired,
     GateVerdict,
+    Location,
     Recommendation,
 )
 from offpol_diag.result.parts import Model
@@ -94,6 +95,7 @@ __all__ = [
     "Histogram",
     "LagEvidence",
     "Lengths",
+    "Location",
     "LostSequence",
     "Model",
     "Noise",

@@ -60,6 +60,19 @@ class CandidateCause(Model):
     against: list[str] = Field([], description="what speaks against it, a sentence each")
 
 
+class Location(Model):
+    """A place that tells damaged tokens from clean ones: a cut of one column, or of two."""
+
+    split: str = Field(description="the column that is cut, e.g. turn; two of them joined by 'and'")
+    words: str = Field(description="the tokens inside, e.g. 'after the first tool output'")
+    sentence: str = Field(description="both levels in words, of the smaller side where both are one")
+    inside: float = Field(description="K3 inside, nats per token, of single tokens at most 4")
+    outside: float = Field(description="K3 outside")
+    share: float = Field(description="share of the tokens that are inside")
+    gain: float = Field(description="deviance per token that the cut gains, of an exponential model of K3")
+    measure: str = Field(description="what such a place points to, and the measurement that decides")
+
+
 DiagnosisVerdict = Literal["healthy", "honest_mismatch", "bug", "cannot_tell"]
 
 
@@ -75,6 +88,9 @@ class Diagnosis(Model):
         [],
         description="causes that fit where none is established, the least contradicted first; "
         "with cannot_tell only",
+    )
+    where: list[Location] = Field(
+        [], description="established places that tell damaged tokens from clean ones, the clearest first"
     )
     decide: str = Field("", description="the one measurement that decides between the candidates")
     decide_by: dict[str, str] = Field({}, description="trainer → how that measurement is made there")

@@ -1,0 +1,219 @@
+"""Where a mismatch lives: the cut of one column that best separates damaged tokens from clean ones.
+
+The level of a token is min(K3, `CAP`). Of each split (`splits`) the cut is taken that gains most deviance of
+an exponential model of the level, as a regression tree would split; a second split may cut what is inside the
+first. A cut is kept where levels differ `RATIO`-fold, the inside carries at least half, and groups agree.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from offpol_diag.diagnosis.rows import Flags, Floats, Ints, Rows, alike, clusters
+from offpol_diag.diagnosis.splits import Split, splits
+from offpol_diag.numerals import rounded
+from offpol_diag.result import Location
+
+CAP, FLOOR = 4.0, 1e-7
+"""Largest level of a token, nats, so that none decides alone; and level below which tokens count as equal."""
+RATIO, CARRIED, FEWEST = 5.0, 0.5, 30
+"""Of a cut: least ratio of the levels, least share of the whole level inside, fewest tokens of a side."""
+LEVEL, GAIN, MOST = 0.001, 0.3, 0.9
+"""Of an established place: least level inside (rounding makes less), least gain, largest share of the tokens.
+Of 217 dumps with known causes no healthy one has such a place."""
+SURE = 6.0
+"""Standard errors over groups by which levels differ: the best of some 10,000 cuts is taken."""
+FEW, SHUFFLES = 30, 100
+"""Groups below which half of `SURE` is asked for, and a gain that no shuffling of the labels reaches."""
+SPAN, SECOND = 0.2, 0.3
+"""What a second end of a cut must gain, and a second split beyond any single one."""
+SEEDS, TRIED, LISTED, AS_WELL = 3, 8, 3, 0.8
+"""First splits that are split again, cuts of a split that are tried, most places that are said, and least
+gain of each in that of the first: what gains less goes with it."""
+CODES, ENDS = 64, 8
+"""Values of a split that are told apart; of more, quantiles, and so many of the smallest and largest."""
+
+
+class Column(NamedTuple):
+    """Tokens by a split: values, [T], codes, [T], −1 without a value, and the value each begins at, [C]."""
+
+    split: Split
+    values: Floats
+    codes: Ints
+    starts: Floats
+
+    def words(self, some: Flags, within: Flags) -> tuple[str, str] | None:
+        """Return some tokens in words, and the others within; None where they are no interval."""
+        codes, split = self.codes[some], self.split
+        if split.kinds:
+            names = [split.kinds[int(one)] for one in np.unique(self.values[some & (self.codes >= 0)])]
+            return split.noun.format(" or ".join(names)), "elsewhere"
+        low, high, rest = codes.min(), codes.max(), self.codes[within & ~some]
+        if low < 0 or ((rest > low) & (rest < high)).any():
+            return None
+        ends = self.values[some].min(), self.values[some].max()
+        return split.words(
+            ends[0] if low > self.codes.min() else None, ends[1] if (rest > high).any() else None
+        )
+
+
+class Cut(NamedTuple):
+    """The tokens inside, [T], and the gain of telling them apart, less `SPAN` for a second end."""
+
+    column: Column
+    inside: Flags
+    score: float
+
+
+class Search(NamedTuple):
+    """Tokens with their level, [T] nats, and group (a prompt of a step), [T]."""
+
+    rows: Rows
+    level: Floats
+    group: Ints
+
+    def column(self, split: Split, starts: Floats | None = None) -> Column | None:
+        """Tell tokens apart by a split; None where all are alike."""
+        found = split.values(self.rows)
+        if found is None:
+            return None
+        values = np.asarray(found if len(found) == self.rows.tokens else found[self.rows.owner], np.float64)
+        known = values[~np.isnan(values)]
+        if starts is None:
+            starts = np.unique(known)
+            if len(starts) > CODES:
+                some = np.quantile(known, np.linspace(0, 1, CODES - 2 * ENDS), method="nearest")
+                starts = np.unique(np.concatenate((starts[:ENDS], some, starts[-ENDS:])))
+        codes = np.where(np.isnan(values), -1, np.searchsorted(starts, values, side="right") - 1)
+        if split.kinds and len(starts):  # those of the highest level first
+            n, x = self.sums(codes, len(starts))
+            order = np.argsort(-x / np.maximum(n, 1))
+            starts, codes = starts[order], np.where(codes < 0, -1, np.argsort(order)[codes])
+        return Column(split, values, codes, starts) if codes.min() < codes.max() else None
+
+    def sums(self, codes: Ints, many: int) -> tuple[Floats, Floats]:
+        """Count the tokens of each code, and add their levels, [C] each."""
+        n, x = (np.bincount(codes + 1, weights, many + 1)[1:] for weights in (None, self.level))
+        return np.asarray(n, np.float64), np.asarray(x, np.float64)
+
+    def gains(self, column: Column, codes: Ints, ratio: float) -> tuple[Ints, Ints, Floats]:
+        """Return the codes from which to before which each cut goes, and its gain; −inf where it is none."""
+        many, tokens, whole = len(column.starts), len(self.level), self.level.sum()
+        n, x = (np.concatenate(([0.0], np.cumsum(one))) for one in self.sums(codes, many))
+        low, high = np.triu_indices(1 if column.split.kinds else many + 1, 1, many + 1)
+        size, held = n[high] - n[low], x[high] - x[low]
+        inside, outside = held / np.maximum(size, 1), (whole - held) / np.maximum(tokens - size, 1)
+        gain = gained(size / tokens, inside, outside) - SPAN * ((low > 0) & (high < many))
+        fits = (np.minimum(size, tokens - size) >= FEWEST) & (held >= CARRIED * whole)
+        return low, high, np.where(fits & (inside >= ratio * outside), gain, -np.inf)
+
+    def best(self, column: Column, within: Flags, ratio: float = RATIO) -> Cut | None:
+        """Return the cut of some tokens from all others that gains most, of those on which groups agree."""
+        codes = np.where(within, column.codes, -1)
+        low, high, gain = self.gains(column, codes, ratio)
+        for at in np.argsort(-gain)[:TRIED]:
+            inside = (codes >= low[at]) & (codes < high[at])
+            if gain[at] > -np.inf and self.agreed(inside):
+                return Cut(column, inside, float(gain[at]))
+        return None
+
+    def agreed(self, inside: Flags) -> bool:
+        """Return whether the difference of the levels is sure, by linearisation over groups."""
+        groups, gap, error = int(self.group.max()) + 1, 0.0, np.zeros(1)
+        for sign, some in ((1, inside), (-1, ~inside)):
+            n = np.bincount(self.group[some], minlength=groups)
+            x = np.bincount(self.group[some], self.level[some], groups)
+            mean = x.sum() / n.sum()
+            gap, error = gap + sign * mean, error + sign * (x - mean * n) / n.sum()
+        return bool(gap > (SURE if groups >= FEW else SURE / 2) * np.sqrt(np.square(error).sum()))
+
+    def finer(self, cut: Cut, within: Flags) -> Cut:
+        """Move the ends of a cut, which are quantiles where values are many, to single values."""
+        column, codes = cut.column, cut.column.codes[cut.inside]
+        if column.split.kinds or len(column.starts) < CODES // 2:
+            return cut
+        near = np.isin(column.codes, [codes.min() - 1, codes.min(), codes.max(), codes.max() + 1])
+        values = np.unique(column.values[near & (column.codes >= 0)])
+        some = values[np.linspace(0, len(values) - 1, 4 * CODES).astype(np.int64)]
+        exact = self.column(column.split, np.unique(np.append(some, column.starts[0])))
+        return (exact and self.best(exact, within)) or cut
+
+    def by_chance(self, cut: Cut, within: Flags) -> bool:
+        """Return whether groups are few, and shuffled labels of groups, sequences or tokens gain as much.
+
+        What differs within sequences is rotated in each of them, as neighbours have levels alike.
+        """
+        if self.group.max() + 1 >= FEW:
+            return False
+        rows, codes, chance = self.rows, cut.column.codes, np.random.default_rng(0)
+        starts, lengths = rows.starts[:-1][rows.owner], rows.lengths[rows.owner]
+        for units in (self.group, rows.owner, None):
+            first = np.zeros(1) if units is None else np.unique(units, return_index=True)[1]
+            if units is None or (codes == codes[first][units]).all():
+                break
+        for _ in range(SHUFFLES):
+            if units is None:
+                at = starts + (rows.index + chance.integers(0, rows.lengths)[rows.owner]) % lengths
+            else:
+                at = first[chance.permutation(len(first))[units]]
+            if self.gains(cut.column, np.where(within, codes[at], -1), RATIO)[2].max() >= cut.score:
+                return True
+        return False
+
+
+def gained(share: Floats, inside: Floats, outside: Floats) -> Floats:
+    """Compute log m − s log a − (1 − s) log b for levels a and b of shares s and 1 − s, of mean m."""
+    a, b = np.maximum(inside, FLOOR), np.maximum(outside, FLOOR)
+    return np.asarray(np.log(share * a + (1 - share) * b) - share * np.log(a) - (1 - share) * np.log(b))
+
+
+def locate(rows: Rows) -> list[Location]:
+    """Return the places that tell damaged tokens from clean ones and are established, the clearest first."""
+    delta = np.clip(rows.delta, -30, 30)
+    level = np.minimum(np.expm1(delta) - delta, CAP)
+    if level.mean() < LEVEL * FEWEST / len(level):
+        return []
+    groups = np.unique(np.stack((alike(rows), clusters(rows))), axis=1, return_inverse=True)[1].ravel()
+    search, every = Search(rows, level, groups[rows.owner]), np.ones(rows.tokens, np.bool_)
+    columns = [one for one in map(search.column, splits(rows)) if one]
+    alone = {one.split.id: cut for one in columns if (cut := search.best(one, every, ratio=1.0))}
+    found: list[tuple[tuple[Cut, ...], Flags]] = []
+    found += [((search.finer(cut, every),), every) for one in columns if (cut := search.best(one, every))]
+    for first, column in product(sorted(alone.values(), key=lambda cut: -cut.score)[:SEEDS], columns):
+        second = search.best(column, first.inside)
+        if second and second.score > max(cut.score for cut in alone.values()) + SECOND:
+            found.append(((first, search.finer(second, first.inside)), first.inside))
+    places: list[Location] = []
+    for cuts, within in sorted(found, key=lambda one: -round(one[0][-1].score, 1)):
+        place = _location(level, cuts, within)
+        sure = place.inside >= LEVEL and place.gain >= GAIN and place.share <= MOST
+        well = not places or place.gain >= AS_WELL * places[0].gain
+        if sure and well and len(places) < LISTED and not search.by_chance(cuts[-1], within):
+            places.append(place)
+    return places
+
+
+def _location(level: Floats, cuts: tuple[Cut, ...], within: Flags) -> Location:
+    """Describe the tokens inside the last cut; the sentence is of the smaller side where both can be said."""
+    last = cuts[-1]
+    share, inside, outside = last.inside.mean(), level[last.inside].mean(), level[~last.inside].mean()
+    every = np.ones(len(level), np.bool_)
+    parts = [cut.column.words(cut.inside, some) for cut, some in zip(cuts, (every, within), strict=False)]
+    words = [one for one in parts if one]
+    inner, rest = ", ".join(one for one, _ in words), words[0][1] if len(cuts) == 1 else "elsewhere"
+    sentence = f"K3 is {rounded(inside)} {inner} and {rounded(outside)} {rest}."
+    if len(cuts) == 1 and share > 0.5 and (other := last.column.words(~last.inside, every)):
+        sentence = f"K3 is {rounded(outside)} {other[0]} and {rounded(inside)} {other[1]}."
+    return Location(
+        split=" and ".join(cut.column.split.id for cut in cuts),
+        words=inner,
+        sentence=sentence,
+        inside=inside,
+        outside=outside,
+        share=share,
+        gain=float(gained(share, inside, outside)),
+        measure=last.column.split.measure,
+    )
