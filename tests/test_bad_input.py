@@ -97,9 +97,9 @@ def test_a_bad_row_is_named_by_its_place_or_left_out_and_counted(tmp_path, chang
 
 
 def test_versions_of_a_response_may_be_unknown_and_do_not_fall(tmp_path):
-    given = [[-1, 3], [5], [2], [4, -1]]
+    given = [[-1, 3], [2], [5], [4, -1]]
     path = write(tmp_path / "a.parquet", weight_versions=given)
-    assert factory.read(path).weight_versions.tolist() == [-1, 3, 5, 2, 4, -1]
+    assert factory.read(path).weight_versions.tolist() == [-1, 3, 2, 5, 4, -1]
     path = write(tmp_path / "a.parquet", weight_versions=[*given[:3], [4, 3]])
     assert "row 3, column 'weight_versions': token 1 is 3, and the tokens before" in refusal(path).message
 
@@ -128,6 +128,10 @@ def test_five_skipped_rows_are_described_and_where_all_are_it_is_an_error(tmp_pa
     dump = open_dump([write(tmp_path / "a.parquet", **spoilt(change))], on_bad_row="skip")
     list(dump.batches())
     assert (dump.seen.skipped.count, len(dump.seen.skipped.examples)) == (1, 1), "two faults are one row"
+    odd = {ROLLOUT: [GOOD[0], [NAN], *GOOD[2:]], OLD: [[NAN, NAN], *GOOD[1:]]}
+    dump = open_dump([write(tmp_path / "a.parquet", **odd)], on_bad_row="skip")
+    list(dump.batches())
+    assert [x.partition(", column")[0][-5:] for x in dump.seen.skipped.examples] == ["row 0", "row 1"]
     old = [[NAN]] * 19 + [[-1.0]]
     path = write(tmp_path / "a.parquet", rollout_log_probs=[[-1.0]] * 20, old_log_probs=old)
     for tokens in (1, 1000):
