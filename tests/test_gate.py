@@ -36,7 +36,7 @@ from offpol_diag.trainers.ours import rows
 from tests import oracles
 from tests.factory import Location, make_summary, number, put
 from tests.factory import presets as made_presets
-from tests.trainers.ours import BUILT_IN
+from tests.trainers import BUILT_IN
 
 HEAVY = "unreliable: k̂ = 0.75 is above 0.70"
 MAX, MIN = "max", "min"

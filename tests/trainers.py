@@ -1,0 +1,555 @@
+"""What trainers do with their settings, restated on padded arrays from their code, and presets to try it on.
+
+A function of `EFFECTS` takes a trainer's settings, flat dotted keys that default as the trainer's do, and a
+padded batch, and says what multiplies each token's loss. Numbers within 1e-12 of a bound count as equal to
+it: whether a bound is part of its band is a trainer's decision, how exp(log(b)) rounds is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
+from offpol_diag.presets.catalogue import load
+
+Flat = dict[str, Any]
+Array = np.ndarray
+NEAR = 1e-12
+CATALOGUE = load()
+
+# ---------------------------------------------------------------- presets
+
+RAW, TIS = Weight(action="none"), Weight(upper=2.0)
+VARIED = (
+    *(
+        "token_is@weight.lower=0.5",
+        "token_is@3:source=trl",
+        "token_is@weight.action=mask",
+        "token_is@loss=reinforce",
+    ),
+    *(
+        "token_icepop@source=miles",
+        "token_clip@0.5..2:source=slime",
+        "vanilla_is@source=areal",
+        "areal_decoupled@reject.lower=0.5",
+    ),
+    *(
+        "seq_is@5:source=skyrl",
+        "seq_is@weight.lower=0.2:weight.upper=5",
+        "seq_is@weight.action=mask",
+        "seq_is@loss=gspo",
+    ),
+    *(
+        "seq_icepop@inf..3:source=trl",
+        "seq_icepop@loss=cispo:clip.low=1:clip.high=4",
+        "seq_mask_tis@0.9..1.1",
+    ),
+    *("geo_is@1.001:weight.lower=0.999", "geo_is@5:weight.action=mask:source=areal", "geo_mask@0.999..1.002"),
+    *(
+        "geo_mask@0.5..2:reject.over=sum",
+        "slime_mis@source=miles",
+        "seq_mask_tis@0.999..1.002:source=nemo-rl",
+    ),
+    *("token_k3_mask@reject.statistic=k2", "token_k3_mask@0.01:reject.over=mean", "seq_error_mask@1.5"),
+    *(
+        "token_is_veto@veto.upper=100:source=skyrl",
+        "gspo@policy=current:source=openrlhf",
+        "recompute@loss=reinforce",
+    ),
+    *(
+        "areal_decoupled@loss=cispo:clip.low=1:clip.high=4",
+        "recompute@clip.low=inf:clip.high=inf:clip.dual=inf",
+    ),
+    *(
+        "bypass_pg_token_is@loss=surrogate",
+        "bypass_pg_token_is@5:source=skyrl",
+        "bypass_pg_token_icepop@0.2..5",
+        "ipo@-0.3..0.3",
+    ),
+    *(
+        "dppo_tv@reject.advantage=against:source=skyrl",
+        "dppo_kl@0.2:weight.action=none:loss=surrogate:source=skyrl",
+    ),
+    *(
+        "dppo_tv@-0.15..0.15:weight.action=truncate:weight.upper=1e4:loss=reinforce",
+        "token_clip@2:source=ms-swift",
+    ),
+)
+"""Methods of the catalogue as one trainer or another has them."""
+OWN = {
+    "mask_from_below": Preset("", "", weight=Weight(action="mask", lower=0.5)),
+    "clip_from_below": Preset("", "", weight=Weight(lower=0.5)),
+    "raw_product": Preset("", "", weight=Weight("sum", "none")),
+    "raw_counted_above_2": Preset("", "", weight=Weight(action="none", upper=2.0)),
+    "swift_sequence_mask": Preset("", "", weight=RAW, reject=(Reject(over="mean", upper=2.0),)),
+    "tokens_above": Preset("", "", weight=TIS, reject=(Reject(lower=0.9),)),
+    "tokens_below": Preset("", "", weight=RAW, reject=(Reject(upper=1.1),)),
+    "narrow_in_wide": Preset("", "", weight=Weight(upper=9.0), reject=(Reject(lower=0.9, upper=1.1),)),
+    "wide_in_narrow": Preset("", "", weight=Weight(upper=1.1), reject=(Reject(lower=0.9, upper=9.0),)),
+    "means_above": Preset("", "", weight=RAW, reject=(Reject(over="mean", lower=0.99),)),
+    "largest": Preset("", "", weight=Weight("mean", "none"), reject=(Reject(over="max", upper=100.0),)),
+    "k1_of_tokens": Preset("", "", weight=RAW, reject=(Reject("k1", lower=-0.2, upper=1.0),)),
+    "k1_of_means": Preset("", "", weight=RAW, reject=(Reject("k1", "mean", lower=-0.01),)),
+    "two_rules": Preset("", "", reject=(Reject(upper=1.1), Reject("k3", "mean", upper=0.01))),
+    "many_rules": Preset("", "", reject=(Reject("k2", "max", upper=2.5), Reject(lower=0.625, upper=1 / 0.6))),
+    "dual": Preset("", "", weight=TIS, clip=Clip(0.1, 0.28, 4.0)),
+    "dual_gspo": Preset("", "", loss="gspo", clip=Clip(0.1, 0.28, 4.0)),
+    "veto_above": Preset("", "", weight=TIS, veto=Veto(upper=3.0)),
+    "product_of_all": Preset("", "", weight=Weight("sum", upper=2.0), reject=(Reject(upper=1.1),)),
+    "normalized_raw": Preset("", "", weight=replace(RAW, normalize=True), reject=(Reject(upper=1.1),)),
+    "unclipped_below": Preset("", "", weight=TIS, clip=Clip(None, 0.28, None)),
+    "cispo_two_sided": Preset("", "", loss="cispo", clip=Clip(0.5, 2.0)),
+    "error_and_icepop": Preset(
+        "",
+        "",
+        weight=Weight(action="mask", upper=2.0),
+        reject=(Reject("mult_prob_error", "mean", upper=1.5),),
+    ),
+}
+"""Corrections that are no row of the catalogue, where a table could go wrong."""
+BUILT_IN = {**CATALOGUE, **{one.name: one for one in map(CATALOGUE.__getitem__, VARIED)}}
+PRESETS = {**BUILT_IN, **{name: replace(one, name=name) for name, one in OWN.items()}}
+
+# ---------------------------------------------------------------- padded arrays
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A batch as a trainer holds it, [B, L] each; values where `mask` is False mean nothing.
+
+    Attributes:
+        rollout, old, current: log π of the sampled token, nats.
+        mask: response tokens that are trained on.
+        advantages: of each token.
+    """
+
+    rollout: Array
+    old: Array
+    current: Array
+    mask: Array
+    advantages: Array
+
+    def gap(self, train: str = "old") -> Array:
+        """Compute log π_train − log π_rollout, [B, L]; 0 where masked."""
+        return np.where(self.mask, getattr(self, train) - self.rollout, 0.0)
+
+    def total(self, x: Array, mask: Array | None = None) -> Array:
+        """Sum each row, [B, 1]."""
+        return np.where(self.mask if mask is None else mask, x, 0.0).sum(axis=1, keepdims=True)
+
+    def mean(self, x: Array, mask: Array | None = None) -> Array:
+        """Average each row, [B, 1]; 0 for a row without a token."""
+        mask = self.mask if mask is None else mask
+        return self.total(x, mask) / np.maximum(mask.sum(axis=1, keepdims=True), 1)
+
+    def largest(self, x: Array) -> Array:
+        """Return the maximum of each row, [B, 1]."""
+        return np.where(self.mask, x, -np.inf).max(axis=1, keepdims=True)
+
+
+def padded(rows: list[dict[str, Any]]) -> Padded:
+    """Pad rows of a dump, as lists, on the right."""
+    width = max(len(row["response_mask"]) for row in rows)
+    columns = ("rollout_log_probs", "old_log_probs", "current_log_probs", "response_mask", "advantages")
+    blocks = [np.array([[*row[one], *[0] * (width - len(row[one]))] for row in rows]) for one in columns]
+    return Padded(*blocks[:3], blocks[3].astype(bool), blocks[4])
+
+
+@dataclass
+class Effect:
+    """Factor of each token's loss, [B, L], 0 where it is dropped; the loss, its anchor and its clip.
+
+    `denominator`: what is rejected still divides the loss (all), or does not (kept); "" where it depends.
+    """
+
+    factor: Array | float = 1.0
+    loss: str = "ppo_clip"
+    anchor: str = "old"
+    clip: tuple[float, float | None] = (0.2, 0.2)
+    denominator: str = "all"
+
+
+def exp(x: Array, bound: float = 700.0) -> Array:
+    return np.exp(np.clip(x, -bound, bound))
+
+
+def over(x: Array, bound: float | None) -> Array:
+    """Return where x is strictly above the bound; nowhere without one."""
+    return np.zeros(np.shape(x), bool) if bound is None else x > bound + NEAR * abs(bound)
+
+
+def within(x: Array, low: float | None, high: float | None) -> Array:
+    """Return where x is in the band, its ends included."""
+    return ~over(x, high) & ~over(-x, None if low is None else -low)
+
+
+def below(f: Flat, prefix: str) -> Flat:
+    """Return the keys below a prefix, without it."""
+    return {key.removeprefix(prefix): value for key, value in f.items() if key.startswith(prefix)}
+
+
+def sides(f: Flat, low: str, high: str) -> tuple[float, float]:
+    """Return the bounds of a clip whose upper one defaults to the lower."""
+    return f.get(low, 0.2), f.get(high) or f.get(low, 0.2)
+
+
+def coin(p: Padded) -> Array:
+    """Compute the KL from the rollout's "this token or another" to the current policy's."""
+    mu, pi, tiny = np.exp(p.rollout), np.exp(p.current), 1e-8
+    return -mu * p.gap("current") + (1 - mu) * np.log((1 - mu + tiny) / (1 - pi + tiny))
+
+
+# ---------------------------------------------------------------- verl and its fork
+
+
+def verl(f: Flat, p: Padded) -> Effect:
+    """rollout_corr_helper.py, and mismatch_helper.py of 0.6.0: the log-ratio is clamped to ±20."""
+    assert f["actor_rollout_ref.rollout.calculate_log_probs"] is True
+    actor, block = below(f, "actor_rollout_ref.actor."), below(f, "algorithm.rollout_correction.")
+    clip = (actor.get("clip_ratio_low", 0.2), actor.get("clip_ratio_high", 0.2))
+    if not block:
+        return Effect(verl_flat(below(f, "algorithm."), p), clip=clip, denominator="kept")
+    if "rollout_token_veto_threshold" in block:
+        return Effect(
+            verl_2025(block, p), "ppo_clip", "rollout" if block["bypass_mode"] else "old", clip, "kept"
+        )
+    mode = actor.get("policy_loss.loss_mode", "ppo_clip")
+    if not block["bypass_mode"]:
+        return Effect(verl_2026(block, p, "old"), {"gpg": "reinforce"}.get(mode, mode), "old", clip, "")
+    if mode != "bypass_mode":
+        change, up, bound = np.exp(p.current) - np.exp(p.rollout), p.advantages > 0, clip[1]
+        gone = np.where(up, over(change, bound), over(-change, bound))
+        if mode == "dppo_kl":
+            gone = over(coin(p), bound) & np.where(up, change > 0, (change < 0) & (p.advantages < 0))
+        cap = actor["clip_ratio_c"]
+        return Effect(np.minimum(exp(p.gap("current"), 20), cap) * ~gone, "reinforce", "rollout")
+    assert below(actor, "policy_loss.rollout_correction.") == block
+    assert actor["use_rollout_log_probs"] is True
+    assert block["loss_type"] == "reinforce" or block["rollout_is"] is None
+    return Effect(verl_2026(block, p, "current"), block["loss_type"], "rollout", clip)
+
+
+def verl_ratio(p: Padded, level: str, policy: str = "old") -> Array:
+    of = {"token": lambda x: x, "sequence": p.total, "geometric": p.mean}[level]
+    return exp(of(p.gap(policy)), 20) * np.ones(p.mask.shape)
+
+
+def no_veto(p: Padded, threshold: float | None) -> Array:
+    """Return rows without a trained token below the threshold, the ratio unclamped, [B, 1]."""
+    return ~(over(-p.gap(), -math.log(threshold)) & p.mask).any(axis=1, keepdims=True) if threshold else True
+
+
+def verl_flat(f: Flat, p: Padded) -> Array | float:
+    if not f["rollout_is"]:
+        return 1.0
+    w, upper = verl_ratio(p, f["rollout_is_level"]), f["rollout_is_threshold"]
+    masked = np.where(within(w, f.get("rollout_is_threshold_lower") or 1 / upper, upper), w, 0.0)
+    w = np.minimum(w, upper) if f["rollout_is_mode"] == "truncate" else masked
+    return w * no_veto(p, f["rollout_is_veto_threshold"])
+
+
+def verl_2025(f: Flat, p: Padded) -> Array | float:
+    if f["bypass_mode"]:  # no weights and no rules there, whatever is set
+        return 1.0
+    w = np.minimum(verl_ratio(p, f["rollout_is"]), f["rollout_is_threshold"]) if f["rollout_is"] else 1.0
+    keep = no_veto(p, f["rollout_token_veto_threshold"])
+    if f["rollout_rs"]:
+        upper = f["rollout_rs_threshold"]
+        low = f["rollout_rs_threshold_lower"] or 1 / upper
+        keep = keep & within(verl_ratio(p, f["rollout_rs"]), low, upper)
+    return w * keep
+
+
+def verl_2026(f: Flat, p: Padded, policy: str) -> Array:
+    w, keep = np.ones(p.mask.shape), p.mask
+    if f["rollout_is"]:
+        w, bound = verl_ratio(p, f["rollout_is"], policy), f["rollout_is_threshold"]
+        text = isinstance(bound, str)
+        w = np.where(within(w, *map(float, bound.split("_"))), w, 0.0) if text else np.minimum(w, bound)
+    if f.get("rollout_is_batch_normalize"):
+        w = w / (w[p.mask].mean() if f["rollout_is"] == "token" else p.mean(w).mean())
+    options = f["rollout_rs"].split(",") if f["rollout_rs"] else []
+    thresholds = f["rollout_rs_threshold"].split(",") if options else []
+    assert len(set(options)) == len(options)
+    for option, threshold in zip(options, thresholds, strict=True):
+        how, _, k = option.rpartition("_")
+        d = np.clip(p.gap(policy), -20, 20)
+        x = {"k1": -d, "k2": d * d / 2, "k3": np.expm1(d) - d}[k]
+        x = {"token": lambda x: x, "seq_sum": p.total, "seq_mean": p.mean, "seq_max": p.largest}[how](x)
+        logs = (
+            [math.log(float(bound)) for bound in threshold.split("_")]
+            if k == "k1"
+            else [None, float(threshold)]
+        )
+        keep = keep & within(x, *logs)
+    return w * keep
+
+
+def flash_rl(f: Flat, p: Padded) -> Effect:
+    assert f["actor_rollout_ref.rollout.calculate_log_probs"] is True
+    actor = below(f, "actor_rollout_ref.actor.")
+    cap = actor["tis_imp_ratio_cap"]
+    clip = (actor.get("clip_ratio_low", 0.2), actor.get("clip_ratio_high", 0.2))
+    return Effect(np.minimum(exp(p.gap()), cap) if cap > 0 else 1.0, clip=clip)
+
+
+# ---------------------------------------------------------------- TRL, ms-swift, OpenRLHF, NeMo-RL
+
+
+def trl(f: Flat, p: Padded) -> Effect:
+    """vllm_importance_sampling_*: a sequence's ratio is the product, unbounded before exp."""
+    g = below(f, "vllm_importance_sampling_")
+    low, high = g.get("clip_min"), g.get("clip_max", g.get("cap", 3.0))
+    level, action = g.get("mode", "sequence_mask").split("_")
+    ratio = exp(p.gap() if level == "token" else p.total(p.gap())) * np.ones(p.mask.shape)
+    bounded = (
+        np.clip(ratio, low, high) if action == "truncate" else np.where(within(ratio, low, high), ratio, 0.0)
+    )
+    return Effect(bounded if g.get("correction", True) else 1.0, *hf_loss(f))
+
+
+def hf_loss(f: Flat) -> tuple[str, str, tuple[float, float | None]]:
+    """Read the loss as TRL and ms-swift have it: CISPO's epsilon_high is the bound itself."""
+    if f.get("loss_type") == "cispo":
+        return "cispo", "old", (1.0, f["epsilon_high"] - 1)
+    loss = "gspo" if f.get("importance_sampling_level") == "sequence" else "ppo_clip"
+    return loss, "old", sides(f, "epsilon", "epsilon_high")
+
+
+def ms_swift(f: Flat, p: Padded) -> Effect:
+    """_apply_rollout_importance_sampling: its sequence ratio is the geometric mean of clamped ones."""
+    mode, cap = f["rollout_importance_sampling_mode"], f["rollout_importance_sampling_threshold"]
+    assert f["use_vllm"] or mode is None
+    ratio = exp(p.gap(), 20)
+    mean = exp(p.mean(np.log(ratio)))
+    weight = {
+        None: 1.0,
+        "token_truncate": np.minimum(ratio, cap),
+        "token_mask": ratio * ~over(ratio, cap),
+        "sequence_truncate": np.minimum(mean, cap) * np.ones(p.mask.shape),
+        "sequence_mask": ratio * ~over(mean, cap),
+    }
+    return Effect(weight[mode], *hf_loss(f))
+
+
+def openrlhf(f: Flat, p: Padded) -> Effect:
+    """PolicyLoss in any of its spellings: a level, a mode and a gate since 0.11, before a type."""
+    g = below(f, "algo.advantage.is_correction_")
+    f = {key.removeprefix("actor."): value for key, value in f.items()}
+    on = g["level"] != "off" if "level" in g else g.get("enable", f.get("enable_vllm_is_correction"))
+    kind = g.get("type", f.get("vllm_is_correction_type"))
+    bounds = g.get("threshold", f.get("vllm_is_truncated_threshold"))
+    if "level" in g:
+        assert g["gating"] == "ratio"
+        kind = {("token", "clip"): "tis", ("token", "mask"): "icepop"}.get((g["level"], g["mode"]), "mis")
+    loss, clip = f["policy_loss_type"], f["eps_clip_low_high"]
+    if loss == "gspo" or not on:
+        return Effect(1.0, "gspo" if loss == "gspo" else "ppo_clip", "rollout" if on else "old", clip)
+    ratio = exp(p.gap())
+    gate = ratio if kind == "icepop" else exp(p.mean(p.gap()))
+    return Effect(np.clip(ratio, *bounds) if kind == "tis" else ratio * within(gate, *bounds), clip=clip)
+
+
+def nemo_rl(f: Flat, p: Padded) -> Effect:
+    """ClippedPGLossFn, and the error mask before it."""
+    g, error = below(f, "loss_fn."), f.get("grpo.seq_logprob_error_threshold")
+    sequence, on_policy = (
+        g.get("sequence_level_importance_ratios", False),
+        g.get("force_on_policy_ratio", False),
+    )
+    assert not sequence or g["token_level_loss"] is False
+    kind, high, low = (
+        g.get(f"truncated_importance_sampling_{key}") for key in ("type", "ratio", "ratio_min")
+    )
+    assert high is None or kind is not None
+    gap = p.gap("current" if on_policy else "old")  # prev_logprobs are the current ones then
+    weight = exp(p.total(gap) if sequence else gap) * np.ones(p.mask.shape)
+    if kind == "tis":
+        weight = np.clip(weight, low or 0.0, high)
+    elif kind in ("icepop", "seq-mask-tis"):
+        weight = weight * within(weight if kind == "icepop" else exp(p.mean(gap)), low, high)
+    weight = weight if g["use_importance_sampling_correction"] else np.ones(p.mask.shape)
+    keep = ~over(p.mean(exp(np.abs(p.gap()))), error)
+    named = {"use_cispo": "cispo", "disable_ppo_ratio": "reinforce", "force_on_policy_ratio": "surrogate"}
+    loss = next((loss for key, loss in named.items() if g.get(key)), "gspo" if sequence else "ppo_clip")
+    clip = (g.get("ratio_clip_min", 0.2), g.get("ratio_clip_max", 0.2))
+    return Effect(weight * keep, loss, "rollout" if on_policy else "old", clip, "kept" if error else "all")
+
+
+# ---------------------------------------------------------------- slime, miles, AReaL
+
+
+def slime(f: Flat, p: Padded) -> Effect:
+    """--use-tis, IcePop, OPSM with --use-rollout-logprobs, and mis.py with the settings of mis.yaml."""
+    estimator, bypass, path = (
+        f["advantage-estimator"],
+        f["use-rollout-logprobs"],
+        f["custom-tis-function-path"] or "",
+    )
+    assert not (bypass and f["use-tis"])
+    ratio, factor = exp(p.gap()), 1.0
+    if "mis.compute_mis" in path:
+        assert f["custom-config-path"] == "mis.yaml"
+        factor = mis(f, p)
+    elif f["use-opsm"]:
+        factor = ~((p.advantages < 0) & over(-p.mean(p.gap("current")), f["opsm-delta"])) * 1.0
+    elif f["use-tis"]:
+        band = (f["tis-clip-low"], f["tis-clip"])
+        factor = ratio * within(ratio, *band) if path.endswith("icepop_function") else np.clip(ratio, *band)
+    loss = "ppo_clip" if estimator == "grpo" else estimator
+    return Effect(factor, loss, "rollout" if bypass else "old", sides(f, "eps-clip", "eps-clip-high"))
+
+
+def mis(f: Flat, p: Padded) -> Array:
+    """Apply mis.yaml, which needs all of its keys; the batch mean is of weights before any rejection."""
+    assert f["use_tis"] is True
+    low, high = f["tis_lower_bound"], f["tis_upper_bound"]
+    w, keep = verl_ratio(p, f["tis_level"]), np.ones(p.mask.shape, bool)
+    low = 1 / high if low is None else low
+    if f["tis_mode"] == "mask":
+        keep &= within(w, low, high)
+    else:
+        w = np.minimum(w, high) if f["tis_mode"] == "truncate" else np.clip(w, low, high)
+    if f["use_rs"]:
+        keep &= within(verl_ratio(p, f["rs_level"]), f["rs_lower_bound"], f["rs_upper_bound"])
+        keep &= no_veto(p, f["rs_veto_threshold"])
+    if f["tis_batch_normalize"]:
+        assert f["tis_level"] != "geometric"
+        w = w / (w[p.mask].mean() if f["tis_level"] == "token" else p.mean(w).mean())
+    return w * keep
+
+
+def areal(f: Flat, p: Padded) -> Effect:
+    """rejection_sampling, or the cap before 1.0.4; k1 is +log r there, and k3 is that of 1/r. Or M2PO."""
+    f = below(f, "actor.")
+    decoupled, gap, factor = f["use_decoupled_loss"], p.gap(), 1.0
+    bypass = not decoupled and not f["recompute_logprob"]
+    g = below(f, "rejection_sampling.")
+    if "m2_threshold" in f:
+        assert decoupled
+        assert f.get("behave_imp_weight_mode", "disabled") == "disabled"
+        squares = gap[p.mask] ** 2
+        order, means = (
+            np.argsort(squares, kind="stable"),
+            np.cumsum(np.sort(squares)) / np.arange(1, squares.size + 1),
+        )
+        kept = np.zeros(squares.size)
+        kept[order[: max(int((means < f["m2_threshold"]).sum()), 1)]] = 1.0
+        factor = np.zeros(p.mask.shape)
+        factor[p.mask] = kept
+    elif decoupled and "behave_imp_weight_cap" in f:
+        level, action = f["behave_imp_weight_mode"].split("_")
+        w, cap = (
+            exp(gap if level == "token" else p.mean(gap)) * np.ones(p.mask.shape),
+            f["behave_imp_weight_cap"],
+        )
+        factor = np.where(over(w, cap), 0.0 if action == "mask" else cap, w)
+    elif decoupled:
+        metric, low, high, sequence = (
+            g["metric"],
+            g.get("lower"),
+            g.get("upper", 5.0),
+            g["level"] == "sequence",
+        )
+        assert high > 1 or metric != "ratio"
+        assert g["action"] == "mask" or metric == "ratio"
+        x = {"ratio": gap, "kl_k1": gap, "kl_k2": gap**2 / 2, "kl_k3": exp(-gap) - 1 + gap}[metric]
+        x = {"sum": p.total, "mean": p.mean, "max": p.largest}[g.get("agg", "mean")](x) if sequence else x
+        x = exp(x) if metric == "ratio" else x
+        w = exp(p.mean(gap) if sequence and metric == "ratio" else gap) * np.ones(p.mask.shape)
+        factor = w * within(x, low, high) if g["action"] == "mask" else np.clip(w, low or 0.0, high)
+    loss = "gspo" if f.get("importance_sampling_level") == "sequence" else "ppo_clip"
+    loss = "cispo" if f.get("use_cispo_loss") else loss
+    clip, moment = sides(f, "eps_clip", "eps_clip_higher"), "m2_threshold" in f
+    return Effect(factor, loss, "rollout" if bypass else "old", clip, "kept" if moment else "all")
+
+
+# ---------------------------------------------------------------- prime-rl, SkyRL, ColossalAI
+
+
+def prime_rl(f: Flat, p: Padded) -> Effect:
+    """[trainer.loss], one pass against the rollout."""
+    f = below(f, "trainer.loss.")
+    ratio, change = exp(p.gap("current")), np.exp(p.current) - np.exp(p.rollout)
+    low, high = f.get("ratio_low"), f.get("ratio_high")
+    match f["type"]:
+        case "icepop":
+            return Effect(ratio * within(ratio, low, high), "reinforce", "rollout")
+        case "cispo":
+            return Effect(np.clip(ratio, low, high), "reinforce", "rollout")
+        case "ppo":
+            return Effect(1.0, "ppo_clip", "rollout", (1 - low, high - 1))
+        case "ipo":
+            keep = ~over(np.abs(change), f.get("eps", f.get("ipo_threshold", 0.3)))
+        case "default":
+            far, near = over(change, f["dppo_mask_high"]), over(-change, f["dppo_mask_low"])
+            keep = ~np.where(p.advantages > 0, far, near)
+    return Effect(np.minimum(ratio, f.get("max_importance_ratio", 1e4)) * keep, "surrogate", "rollout")
+
+
+def skyrl(f: Flat, p: Padded) -> Effect:
+    """off_policy_correction, each stage on what the last has left; or a loss against the rollout."""
+    assert f["generator.sampling_params.logprobs"] == 1
+    f = below(f, "trainer.algorithm.")
+    kind, current, change = (
+        f["policy_loss_type"],
+        exp(p.gap("current"), 20),
+        np.exp(p.current) - np.exp(p.rollout),
+    )
+    d, c = below(f, "dppo."), below(f, "off_policy_correction.")
+    cispo = (f.get("cispo.cispo_eps_clip_low", 1.0), f.get("cispo.cispo_eps_clip_high", 4.0))
+    if kind == "dppo":
+        x = (
+            (change, -change)
+            if d["dppo_type"] == "binary_tv"
+            else (coin(p) * (change > 0), coin(p) * (change < 0))
+        )
+        up, down = over(x[0], d["delta_high"]), over(x[1], d["delta_low"])
+        return Effect(
+            current * ~np.where(p.advantages > 0, up, (p.advantages < 0) & down), "surrogate", "rollout"
+        )
+    if kind == "cispo" and f.get("cispo.cispo_anchor") == "rollout":
+        return Effect(np.clip(current, 1 - cispo[0], 1 + cispo[1]), "reinforce", "rollout")
+    low, high = (c.get(f"outlier_token_is_threshold_{side}") for side in ("low", "high"))
+    ratio = exp(p.gap(), 20)
+    left = p.mask & ~(p.mask & ~within(ratio, low, high)).any(axis=1, keepdims=True)
+    left = left & within(ratio, *(c.get(f"token_mask_is_threshold_{side}") for side in ("low", "high")))
+    weight = np.ones(p.mask.shape)
+    if c["tis_ratio_type"] == "token":
+        weight = np.minimum(ratio, c["token_tis_ratio_clip_high"])
+    elif c["tis_ratio_type"] == "sequence":
+        weight = np.minimum(exp(p.total(p.gap(), left), 20), c["sequence_tis_ratio_clip_high"]) * weight
+    if metric := c.get("sequence_mask_metric"):
+        name, of = {"geometric": ("geo", p.mean), "product": ("product", p.total)}[metric]
+        left = left & within(exp(of(p.gap(), left), 20), c[f"{name}_mask_low"], c[f"{name}_mask_high"])
+    clip = cispo if kind == "cispo" else (f.get("eps_clip_low", 0.2), f.get("eps_clip_high", 0.2))
+    if kind == "importance_sampling":
+        assert c["tis_ratio_type"] is None
+        clip = (1.0, None)
+    loss = kind if kind in ("gspo", "cispo") else "ppo_clip"
+    return Effect(weight * left, loss, "old", clip)
+
+
+def colossalai(f: Flat, p: Padded) -> Effect:
+    return Effect(1.0, "ppo_clip", "rollout", (f["clip_eps_low"], f["clip_eps_high"]))
+
+
+EFFECTS: dict[str, Callable[[Flat, Padded], Effect]] = {
+    "verl": verl,
+    "trl": trl,
+    "ms-swift": ms_swift,
+    "openrlhf": openrlhf,
+    "nemo-rl": nemo_rl,
+    "slime": slime,
+    "miles": slime,
+    "areal": areal,
+    "prime-rl": prime_rl,
+    "skyrl": skyrl,
+    "flash-rl": flash_rl,
+    "colossalai": colossalai,
+}
