@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -41,6 +41,11 @@ def refused(ask: Callable[[], object]) -> tuple[str, str]:
         ask()
     assert caught.value.hint
     return caught.value.message, caught.value.hint
+
+
+def table(text: str) -> list[tuple[str, ...]]:
+    """Return the rows of a table, whose cells stand between arrows."""
+    return [tuple(line.split(" → ")) for line in text.strip().splitlines()]
 
 
 # ---------------------------------------------------------------- the rows that ship
@@ -92,50 +97,38 @@ def test_methods_are_told_apart_by_what_they_do() -> None:
     assert (changed.kind, SHIPPED["recompute@weight.upper=3"].kind) == ("bypass", "token")
 
 
-@pytest.mark.parametrize(
-    ("name", "does"),
-    [
-        ("recompute", "no correction"),
-        ("token_is_norm", "weight min(r_t, 2) / batch mean"),
-        ("token_clip", "weight clamp(r_t, 0.5, 5)"),
-        ("token_clip@0.5..inf", "weight max(r_t, 0.5)"),
-        ("token_icepop", "weight r_t where 0.5 ≤ r_t ≤ 5, else 0"),
-        ("areal_decoupled", "weight r_t; keep tokens with r_t ≤ 5"),
-        ("token_mask", "keep tokens with 0.714286 ≤ r_t ≤ 1.66667"),
-        ("token_k3_mask", "weight r_t; keep tokens with (1/r−1+Δ) ≤ 1"),
-        ("kpop", "weight r_t; keep tokens with max KL₂ of both directions ≤ 2"),
-        ("m2po", "keep the tokens with the smallest values, with batch mean of Δ²/2 < 0.02"),
-        ("seq_is", "weight min(∏r, 2)"),
-        ("seq_mis", "weight min(∏r, 2); keep sequences with 0.5 ≤ ∏r ≤ 2"),
-        ("seq_max_k2_rs", "keep sequences with max Δ²/2 ≤ 2.5"),
-        ("seq_error_mask", "weight r_t; keep sequences with mean e^|Δ| ≤ 2"),
-        ("opsm", "keep sequences with mean −Δ ≤ 0.1 (asked only where A < 0)"),
-        ("geo_rs", "keep sequences with 0.999001 ≤ (∏r)^(1/n) ≤ 1.001; veto any r_t < 0.0001"),
-        ("geo_rs@inf:veto.upper=9", "veto any r_t < 0.0001 or any r_t > 9"),
-        ("decoupled_k3_rs", "keep sequences with mean (r−1−Δ) ≤ 0.01"),
-        ("geo_rs@reject.over=segment", "keep turns with 0.999001 ≤ (∏r)^(1/n) of the turn ≤ 1.001; veto any"),
-        (
-            "dppo_tv",
-            "weight r_t; keep tokens with -0.2 ≤ (π_train−π_rollout) ≤ 0.2 (the upper bound asked where",
-        ),
-        (
-            "dppo_kl",
-            "weight min(r_t, 10000); keep tokens with KL₂(π_rollout‖π_train) ≤ 0.05 (asked only where A·Δ",
-        ),
-    ],
-)
+FORMULAS = """
+recompute → no correction
+token_is_norm → weight min(r_t, 2) / batch mean
+token_clip → weight clamp(r_t, 0.5, 5)
+token_clip@0.5..inf → weight max(r_t, 0.5)
+token_icepop → weight r_t where 0.5 ≤ r_t ≤ 5, else 0
+token_mask → keep tokens with 0.714286 ≤ r_t ≤ 1.66667
+token_k3_mask → weight r_t; keep tokens with (1/r−1+Δ) ≤ 1
+kpop → weight r_t; keep tokens with max KL₂ of both directions ≤ 2
+m2po → keep the tokens with the smallest values, with batch mean of Δ²/2 < 0.02
+seq_mis → weight min(∏r, 2); keep sequences with 0.5 ≤ ∏r ≤ 2
+seq_max_k2_rs → keep sequences with max Δ²/2 ≤ 2.5
+opsm → keep sequences with mean −Δ ≤ 0.1 (asked only where A < 0)
+geo_rs → keep sequences with 0.999001 ≤ (∏r)^(1/n) ≤ 1.001; veto any r_t < 0.0001
+geo_rs@inf:veto.upper=9 → veto any r_t < 0.0001 or any r_t > 9
+token_mask@reject.over=segment → keep turns with 0.714286 ≤ (∏r)^(1/n) of the turn ≤ 1.66667
+ipo@reject.advantage=against → (the upper bound asked where A > 0, the lower where A < 0)
+dppo_tv → -0.2 ≤ (π_train−π_rollout) ≤ 0.2 (the upper bound asked where A > 0, the lower where A ≤ 0)
+dppo_kl → weight min(r_t, 10000); keep tokens with KL₂(π_rollout‖π_train) ≤ 0.05 (asked only where A·Δ > 0)
+"""
+
+
+@pytest.mark.parametrize(("name", "does"), table(FORMULAS))
 def test_a_method_is_written_as_formulas(name: str, does: str) -> None:
-    assert method(SHIPPED[name]).startswith(does)
+    assert method(SHIPPED[name]).endswith(does)
 
 
 def test_the_loss_is_written_with_its_anchor() -> None:
     names = ("recompute", "ppo_is", "pure_is", "gspo@policy=current")
-    assert [loss(SHIPPED[name]) for name in names] == [
-        "PPO clip on π_θ/π_old",
-        "PPO clip on π_θ/π_rollout",
-        "REINFORCE",
-        "PPO clip on (∏π_θ/π_rollout)^(1/n)",
-    ]
+    gspo = "PPO clip on (∏π_θ/π_rollout)^(1/n)"
+    of = ["PPO clip on π_θ/π_old", "PPO clip on π_θ/π_rollout", "REINFORCE", gspo]
+    assert [loss(SHIPPED[name]) for name in names] == of
 
 
 # ---------------------------------------------------------------- finding presets
@@ -148,29 +141,27 @@ def test_every_name_and_alias_finds_one_row() -> None:
     assert all(SHIPPED[word].name == meant for word, meant in SHIPPED.aliases.items())
 
 
-@pytest.mark.parametrize(
-    ("word", "name"),
-    [
-        ("none", "recompute"),
-        ("tis", "token_is"),
-        ("decoupled_token_is", "token_is"),
-        ("icepop", "token_icepop"),
-        ("openrlhf_tis", "token_clip"),
-        ("trl_token_truncate", "token_is@3"),
-        ("trl_token_truncate@5", "token_is@5"),
-        ("trl_default", "seq_icepop@inf..3"),
-        ("nemo_rl_seq_mask_tis", "seq_mask_tis@0.999..1.002"),
-        ("geo_mis", "geo_rs"),
-        ("deepseek_v32_mask", "opsm"),
-        ("bypass_pg_is", "pure_is"),
-        ("bypass_ppo_clip", "ppo_is"),
-        ("bypass_pg_geo_rs", "bypass_ppo_clip_geo_rs@loss=reinforce"),
-        ("bypass_pg_geo_rs_token_tis", "bypass_pg_geo_rs_seq_tis@weight.over=token"),
-        ("seq_is_rs", "seq_mis"),
-        ("SEQ-MIS", "seq_mis"),
-        ("Seq_Is-rs", "seq_mis"),
-    ],
-)
+NAMES = """
+none → recompute
+tis → token_is
+icepop → token_icepop
+openrlhf_tis → token_clip
+trl_token_truncate → token_is@3
+trl_token_truncate@5 → token_is@5
+trl_default → seq_icepop@inf..3
+nemo_rl_seq_mask_tis → seq_mask_tis@0.999..1.002
+geo_mis → geo_rs
+deepseek_v32_mask → opsm
+bypass_ppo_clip → ppo_is
+bypass_pg_geo_rs → bypass_ppo_clip_geo_rs@loss=reinforce
+bypass_pg_geo_rs@1.01 → bypass_ppo_clip_geo_rs@1.01:loss=reinforce
+bypass_pg_geo_rs_token_tis → bypass_pg_geo_rs_seq_tis@weight.over=token
+SEQ-MIS → seq_mis
+Seq_Is-rs → seq_mis
+"""
+
+
+@pytest.mark.parametrize(("word", "name"), table(NAMES))
 def test_a_name_that_people_search_for_is_one_of_the_methods(word: str, name: str) -> None:
     assert word in SHIPPED
     assert SHIPPED[word].name == name
@@ -188,141 +179,105 @@ def test_a_list_of_names_keeps_the_order_asked_for_and_drops_repeats() -> None:
     assert SHIPPED.resolve(["tis", own]) == (SHIPPED["token_is"], own)
 
 
-POSITIONS = (
-    "write seq_mis@weight.upper..reject.lower..reject.upper or seq_mis@weight.upper..C; inf is no bound"
-)
-ONE = "write token_is@weight.upper; inf is no bound"
-KEYS = "write keys like token_is@weight.upper=3, seq_mis@veto.lower=1e-4 or geo_rs@policy=current"
-MIS = "in verl it is seq_mis (sequences outside a band of ∏r rejected), in TRL trl_sequence_mask"
+REFUSED = """
+token_is,Seq-Miss → unknown preset "Seq-Miss" → did you mean "seq_mis"
+zzzzzzzz → unknown preset "zzzzzzzz" → `offpol-diag presets` lists them
+toke_is@3 → unknown preset "toke_is@3" → did you mean "token_is"
+, → no preset is named → name some
+mis → "mis" is another method in each trainer → in verl it is seq_mis (sequences outside a band of ∏r
+seq_mis@2 → seq_mis@2: seq_mis takes 3 thresholds by position → write seq_mis@weight.upper..reject
+token_is@1..2 → token_is@1..2: token_is takes 1 threshold by position → write token_is@weight.upper; inf
+vanilla_is@3 → vanilla_is@3: vanilla_is takes no thresholds by position → write keys like token_is@
+token_is@ → token_is@: weight.upper = ""; it must be a number → write token_is@weight.upper; inf is no bound
+token_is@-1 → token_is@-1: weight.upper = -1; it must be above 0 → write token_is@weight.upper; inf
+token_icepop@4..1 → token_icepop@4..1: weight.lower = 4; it must not exceed upper = 1.0 → write token_icepop@
+geo_rs@0.9 → geo_rs@0.9: one number C for a band must be above 1, for [1/C, C] → write geo_rs@
+ipo@0 → ipo@0: one number C for a band must be above 0, for [-C, C] → write ipo@reject.lower
+gspo@0.2 → gspo@0.2: gspo takes 2 thresholds by position → write gspo@clip.low..clip.high; inf is no bound
+recompute@weight.over=sum → recompute@weight.over=sum: weight: action truncate needs upper → write keys
+"""
+WRONG_KEYS = """
+policy=current → weight: under ppo_clip the ratio holds that of π_θ already → write keys
+wieght.upper=3 → wieght: the preset has no such part → did you mean weight
+weight.uper=3 → weight.uper: no such key → did you mean upper
+weight.upper=big → weight.upper = "big"; it must be a number → write keys
+weight.upper=nan → weight.upper = nan; it must be finite → write keys
+clip.upper=inf → clip.upper: no such key → write keys
+weight=3 → weight: it is a table of over, action → write keys
+reject[2].lower=1 → reject[2]: the preset has 0 rules → write keys
+clip[0].low=1 → clip[0]: only reject has more than one → write keys
+policy.upper=1 → policy: the preset has no such part → write keys
+weight..upper=1 → weight..upper: not a place in a preset → write keys
+"""
 
 
-@pytest.mark.parametrize(
-    ("asked", "message", "hint"),
-    [
-        ("token_is,Seq-Miss", 'unknown preset "Seq-Miss"', 'did you mean "seq_mis"'),
-        ("zzzzzzzz", 'unknown preset "zzzzzzzz"', "`offpol-diag presets` lists them"),
-        ("toke_is@3", 'unknown preset "toke_is@3"', 'did you mean "token_is"'),
-        ("", "no preset is named", "name some"),
-        (" , ", "no preset is named", "name some"),
-        (3, "presets cannot be int", "give names"),
-        (["tis", 3], "int is no preset", "give names"),
-        ("mis", '"mis" is another method in each trainer', MIS),
-        ("MIS@2", '"MIS@2" is another method in each trainer', MIS),
-        ("seq_mis@2", "seq_mis@2: seq_mis takes 3 thresholds by position", POSITIONS),
-        ("token_is@1..2", "token_is@1..2: token_is takes 1 threshold by position", ONE),
-        ("vanilla_is@3", "vanilla_is@3: vanilla_is takes no thresholds by position", KEYS),
-        ("token_is@", 'token_is@: weight.upper = ""; it must be a number', ONE),
-        ("token_is@-1", "token_is@-1: weight.upper = -1; it must be above 0", ONE),
-        (
-            "token_icepop@4..1",
-            "token_icepop@4..1: weight.lower = 4; it must not exceed upper = 1.0",
-            "write ",
-        ),
-        ("geo_rs@0.9", "geo_rs@0.9: one number C for a band must be above 1, for [1/C, C]", "write geo_rs@"),
-        ("geo_rs@x", "geo_rs@x: one number C for a band must be above 1, for [1/C, C]", "write geo_rs@"),
-        ("ipo@0", "ipo@0: one number C for a band must be above 0, for [-C, C]", "write ipo@"),
-        ("recompute@weight.over=sum", "recompute@weight.over=sum: weight: action truncate needs upper", KEYS),
-        (
-            "token_is@policy=current",
-            "token_is@policy=current: weight: under ppo_clip the ratio holds that",
-            KEYS,
-        ),
-        (
-            "token_is@wieght.upper=3",
-            "token_is@wieght.upper=3: wieght: the preset has no such",
-            "did you mean weight",
-        ),
-        ("token_is@weight.uper=3", "token_is@weight.uper=3: weight.uper: no such key", "did you mean upper"),
-        ("token_is@polcy=old", "token_is@polcy=old: polcy: no such key", "did you mean policy"),
-        (
-            "token_is@weight.upper=big",
-            'token_is@weight.upper=big: weight.upper = "big"; it must be a number',
-            KEYS,
-        ),
-        (
-            "token_is@weight.upper=nan",
-            "token_is@weight.upper=nan: weight.upper = nan; it must be finite",
-            KEYS,
-        ),
-        ("token_is@clip.upper=inf", "token_is@clip.upper=inf: clip.upper: no such key", KEYS),
-        ("token_is@weight=3", "token_is@weight=3: weight: it is a table of over, action", KEYS),
-        ("token_is@reject[2].lower=1", "token_is@reject[2].lower=1: reject[2]: the preset has 0 rules", KEYS),
-        ("token_is@clip[0].low=1", "token_is@clip[0].low=1: clip[0]: only reject has more than one", KEYS),
-        ("token_is@policy.upper=1", "token_is@policy.upper=1: policy: the preset has no such part", KEYS),
-        (
-            "token_is@weight..upper=1",
-            "token_is@weight..upper=1: weight..upper: not a place in a preset",
-            KEYS,
-        ),
-        ("token_is@=3", "token_is@==3: =: not a place in a preset", KEYS),
-        ("token_is@policy=new", 'token_is@policy=new: policy = "new"; it must be one of old', KEYS),
-    ],
-)
-def test_what_names_no_preset_is_answered_with_what_does(asked: Any, message: str, hint: str) -> None:
+@pytest.mark.parametrize(("asked", "message", "hint"), table(REFUSED))
+def test_what_names_no_preset_is_answered_with_what_does(asked: str, message: str, hint: str) -> None:
     found = refused(lambda: SHIPPED.resolve(asked))
     assert found[0].startswith(message)
     assert found[1].startswith(hint)
 
 
+@pytest.mark.parametrize(("changes", "message", "hint"), table(WRONG_KEYS))
+def test_a_wrong_key_beside_a_name_is_answered_as_in_a_file(changes: str, message: str, hint: str) -> None:
+    found = refused(lambda: SHIPPED.resolve(f"token_is@{changes}"))
+    assert found[0].startswith(f"token_is@{changes}: {message}")
+    assert found[1].startswith(hint)
+
+
+def test_what_is_no_preset_is_refused() -> None:
+    assert refused(lambda: SHIPPED.resolve(3))[0] == "presets cannot be int"  # type: ignore[arg-type]
+    assert refused(lambda: SHIPPED.resolve(["tis", 3]))[0] == "int is no preset"  # type: ignore[list-item]
+
+
 def test_mis_alone_is_answered_with_what_each_trainer_means() -> None:
-    _, hint = refused(lambda: SHIPPED.resolve("mis"))
-    named = ("verl", "seq_mis", "TRL", "trl_sequence_mask", "slime", "slime_mis", "OpenRLHF", "seq_mask_tis")
-    assert [one for one in named if one not in hint] == []
+    _, hint = refused(lambda: SHIPPED.resolve("MIS@2"))
+    named = "verl seq_mis TRL trl_sequence_mask slime slime_mis OpenRLHF seq_mask_tis"
+    assert [one for one in named.split() if one not in hint] == []
 
 
 # ---------------------------------------------------------------- thresholds beside a name
 
 
-@pytest.mark.parametrize(
-    ("word", "name", "does"),
-    [
-        ("token_is@3", "", "weight min(r_t, 3)"),
-        ("Token-IS@ 2.50", "token_is@2.5", "weight min(r_t, 2.5)"),
-        ("tis@3", "token_is@3", "weight min(r_t, 3)"),
-        ("token_is@inf", "", "weight r_t"),
-        ("token_icepop@0.4..4", "", "weight r_t where 0.4 ≤ r_t ≤ 4, else 0"),
-        ("token_icepop@4", "", "weight r_t where 0.25 ≤ r_t ≤ 4, else 0"),
-        ("seq_icepop@inf..3", "", "weight ∏r where ∏r ≤ 3, else 0"),
-        ("seq_mis@2..0.4..2.5", "", "weight min(∏r, 2); keep sequences with 0.4 ≤ ∏r ≤ 2.5"),
-        ("seq_mis@3..4", "", "weight min(∏r, 3); keep sequences with 0.25 ≤ ∏r ≤ 4"),
-        ("geo_rs@inf", "", "veto any r_t < 0.0001"),
-        ("ipo@0.3", "", "weight r_t; keep tokens with -0.3 ≤ (π_train−π_rollout) ≤ 0.3"),
-        ("token_is_veto@3..1e-5", "token_is_veto@3..1e-05", "weight min(r_t, 3); veto any r_t < 1e-05"),
-        (
-            "token_is@3:reject.upper=5:veto.lower=1e-4",
-            "token_is@3:reject.upper=5:veto.lower=0.0001",
-            "weight min(r_t, 3); keep tokens with r_t ≤ 5; veto any r_t < 0.0001",
-        ),
-        (
-            "token_mask@reject[1].statistic=k3:reject[1].upper=2",
-            "",
-            "keep tokens with 0.714286 ≤ r_t ≤ 1.66667; tokens with (r−1−Δ) ≤ 2",
-        ),
-        ("token_mask@reject.upper=12", "", "keep tokens with 0.714286 ≤ r_t ≤ 12"),
-        ("token_mask@reject[0].upper=12", "", "keep tokens with 0.714286 ≤ r_t ≤ 12"),
-        ("recompute@weight.upper=3", "", "weight min(r_t, 3)"),
-        ("token_is_veto@veto.lower=inf", "", "weight min(r_t, 2)"),
-        ("token_is@weight.normalize=true", "", "weight min(r_t, 2) / batch mean"),
-        ("token_is@weight.lower=4:weight.upper=5", "", "weight clamp(r_t, 4, 5)"),
-        ("token_icepop@weight.action=truncate", "", "weight clamp(r_t, 0.5, 5)"),
-    ],
-)
-def test_thresholds_and_keys_stand_beside_a_name(word: str, name: str, does: str) -> None:
-    (found,) = SHIPPED.resolve(word)
-    assert (found.name, method(found)) == (name or word, does)
-    assert SHIPPED[found.name] == found
+CHANGED = """
+token_is@3 → weight min(r_t, 3)
+token_is@inf → weight r_t
+token_icepop@0.4..4 → weight r_t where 0.4 ≤ r_t ≤ 4, else 0
+token_icepop@4 → weight r_t where 0.25 ≤ r_t ≤ 4, else 0
+seq_icepop@inf..3 → weight ∏r where ∏r ≤ 3, else 0
+seq_mis@2..0.4..2.5 → weight min(∏r, 2); keep sequences with 0.4 ≤ ∏r ≤ 2.5
+seq_mis@3..4 → weight min(∏r, 3); keep sequences with 0.25 ≤ ∏r ≤ 4
+geo_rs@inf → veto any r_t < 0.0001
+ipo@0.3 → weight r_t; keep tokens with -0.3 ≤ (π_train−π_rollout) ≤ 0.3
+token_is_veto@3..1e-05 → weight min(r_t, 3); veto any r_t < 1e-05
+token_is@3:reject.upper=5:veto.lower=0.1 → weight min(r_t, 3); keep tokens with r_t ≤ 5; veto any r_t < 0.1
+token_mask@reject[1].statistic=k3:reject[1].upper=2 → keep tokens with 0.714286 ≤ r_t ≤ 1.66667; tokens with
+token_mask@reject.upper=12 → keep tokens with 0.714286 ≤ r_t ≤ 12
+recompute@weight.upper=3 → weight min(r_t, 3)
+token_is_veto@veto.lower=inf → weight min(r_t, 2)
+token_is@weight.normalize=true → weight min(r_t, 2) / batch mean
+token_is@weight.lower=4:weight.upper=5 → weight clamp(r_t, 4, 5)
+token_icepop@weight.action=truncate → weight clamp(r_t, 0.5, 5)
+"""
+
+
+@pytest.mark.parametrize(("name", "does"), table(CHANGED))
+def test_thresholds_and_keys_stand_beside_a_name(name: str, does: str) -> None:
+    (found,) = SHIPPED.resolve(name)
+    assert found.name == name
+    assert method(found).startswith(does)
+
+
+@pytest.mark.parametrize(("word", "name"), table("Token-IS@ 2.50 → token_is@2.5\ntis@1e-5 → token_is@1e-05"))
+def test_a_number_beside_a_name_is_written_in_its_shortest_way(word: str, name: str) -> None:
+    assert SHIPPED[word].name == name
+    assert SHIPPED[word] == SHIPPED[name]
 
 
 def test_keys_beside_a_name_are_those_of_a_file(write: Write) -> None:
-    row = SHIPPED["geo_rs"]
     found = SHIPPED["geo_rs@veto.lower=1e-6:clip.dual=inf:policy=current:loss=reinforce:note=mine"]
     assert (found.veto, found.clip, found.policy) == (Veto(1e-6), Clip(dual=None), "current")
-    assert (found.loss, found.note, found.reject, found.source) == (
-        "reinforce",
-        "mine",
-        row.reject,
-        row.source,
-    )
+    assert (found.loss, found.note, found.reject) == ("reinforce", "mine", SHIPPED["geo_rs"].reject)
     two = "[mine]\n[[mine.reject]]\nupper = 2\n[[mine.reject]]\nupper = 9"
     rules = load(write(two))["mine@reject.lower=0.5:reject[1].upper=8"].reject
     assert rules == (Reject(lower=0.5, upper=2.0), Reject(lower=0.5, upper=8.0))
@@ -407,10 +362,10 @@ def test_every_key_arrives(write: Write) -> None:
 
 
 def test_reject_may_be_one_table_or_several(write: Write) -> None:
-    one = load(write("[mine]\nreject = { upper = 2 }"))["mine"].reject
-    several = load(write('[mine]\n[[mine.reject]]\nupper = 2\n[[mine.reject]]\nstatistic = "k3"\nupper = 1'))
-    assert one == (Reject(upper=2.0),)
-    assert several["mine"].reject == (Reject(upper=2.0), Reject("k3", upper=1.0))
+    rows = "[one]\nreject = { upper = 2 }\n[two]\nreject = [{ upper = 2 }, { statistic = 'k3', upper = 1 }]"
+    found = load(write(rows))
+    assert found["one"].reject == (Reject(upper=2.0),)
+    assert found["two"].reject == (Reject(upper=2.0), Reject("k3", upper=1.0))
 
 
 def test_own_rows_come_after_the_built_in_ones_and_belong_to_all(write: Write) -> None:
@@ -451,8 +406,6 @@ def test_an_own_name_takes_a_built_in_alias(write: Write) -> None:
 
 SLIPS = """
 weight = { over = "tokens", upper = 2 } → weight.over = "tokens"; it must be one of token, sum, mean, segment
-weight = { over = "max", upper = 2 } → weight.over = "max"; it must be one of token, sum, mean, segment
-weight = { over = 3 } → weight.over = 3; it must be one of token
 weight = { over = [] } → weight.over = []; it must be one of token
 weight = { action = "clip" } → weight.action = "clip"; it must be one of truncate, mask, none
 weight = { upper = 2, safety_at = "all" } → weight.safety_at = "all"; it must be one of aggregate, token
@@ -463,9 +416,7 @@ weight = {} → weight: action truncate needs upper, lower or both
 weight = { action = "mask" } → weight: action mask needs upper, lower or both
 weight = { upper = true } → weight.upper = true; it must be a number
 weight = { upper = "2" } → weight.upper = "2"; it must be a number
-weight = { upper = nan } → weight.upper = nan; it must be finite
 weight = { upper = inf } → weight.upper = inf; it must be finite
-weight = { lower = -inf } → weight.lower = -inf; it must be finite
 weight = { upper = 2, safety = -inf } → weight.safety = -inf; it must be finite
 weight = { upper = 0 } → weight.upper = 0; it must be above 0
 weight = { lower = -0.1 } → weight.lower = -0.1; it must not be negative
@@ -482,43 +433,33 @@ reject = [2] → reject[0] = 2; it must be a table of statistic, over, lower, up
 reject = { upper = 2, uper = 3 } → reject.uper: no such key; the keys are statistic, over, lower, upper
 reject = { upper = -1 } → reject.upper = -1; it must be above 0
 reject = { statistic = "k3", upper = -1 } → reject.upper = -1; it must not be negative
-reject = { statistic = "k3_reverse", upper = -1 } → reject.upper = -1; it must not be negative
 reject = { statistic = "binary_kl", lower = -1 } → reject.lower = -1; it must not be negative
 reject = { statistic = "mult_prob_error", upper = 0 } → reject.upper = 0; it must be above 0
 reject = { statistic = "k1", lower = 1, upper = -1 } → reject.lower = 1; it must not exceed upper = -1.0
-reject = { upper = 2, safety = -1 } → reject.safety = -1; it must be above 0
 reject = { statistic = "k2", over = "batch" } → reject: it needs upper, lower or both
 reject = { statistic = "k2", over = "batch", lower = 1, upper = 2 } → reject: over a batch it needs upper and
-reject = { statistic = "k2", over = "batch", lower = 1 } → reject: over a batch it needs upper and
 reject = { over = "batch", upper = 0.04 } → reject.statistic = "ratio"; over a batch it must be one of
 reject = { statistic = "k2", over = "batch", upper = 2, advantage = "away" } → reject.advantage = "away"; over
 veto = { lower = 0 } → veto.lower = 0; it must be above 0
-veto = { upper = -1 } → veto.upper = -1; it must be above 0
 veto = { lower = 2, upper = 1 } → veto.lower = 2; it must not exceed upper = 1.0
 veto = {} → veto: it needs upper, lower or both
 veto = 1e-4 → veto = 0.0001; it must be a table of lower, upper
 clip = 0.2 → clip = 0.2; it must be a table of low, high, dual, safety
 clip = { eps = 0.2 } → clip.eps: no such key; the keys are low, high, dual, safety
 clip = { low = -0.2 } → clip.low = -0.2; it must not be negative
-clip = { high = -1 } → clip.high = -1; it must not be negative
-clip = { high = nan } → clip.high = nan; it must be finite
 clip = { dual = 1 } → clip.dual = 1; it must be above 1
-clip = { safety = 0 } → clip.safety = 0; it must be above 0
 policy = "new" → policy = "new"; it must be one of old, current
 loss = "ppo" → loss = "ppo"; it must be one of ppo_clip, reinforce, surrogate, gspo, cispo
 denominator = "left" → denominator = "left"; it must be one of kept, all
 at = "weight.upper" → at = "weight.upper"; it must be an array of strings
-aliases = "x" → aliases = "x"; it must be an array of strings
 aliases = [1] → aliases = [1]; it must be an array of strings
-summary = 1 → summary = 1; it must be a string
 note = 2026-01-14 → note = "2026-01-14"; it must be a string
 generation = "trl" → generation = "trl"; it must be one of verl-2025-10, verl-2025-11
 """
 
 
-@pytest.mark.parametrize("slip", [*SLIPS.strip().splitlines()])
-def test_a_mistake_names_file_table_key_and_what_is_allowed(write: Write, slip: str) -> None:
-    line, _, said = slip.partition(" → ")
+@pytest.mark.parametrize(("line", "said"), table(SLIPS))
+def test_a_mistake_names_file_table_key_and_what_is_allowed(write: Write, line: str, said: str) -> None:
     message, _ = refused(lambda: load(write(f"[mine]\n{line}\n")))
     assert message.startswith(f"mine.toml: [mine] {said}")
 
@@ -533,14 +474,12 @@ def test_long_values_are_shortened_and_parts_are_held_against_each_other(write: 
 
 FILES = [
     ("", "mine.toml: holds no preset", "[name]"),
-    ("# only a remark\n", "mine.toml: holds no preset", "[name]"),
     ("weight = 2\n", "mine.toml: [weight] = 2; a preset is a table", "[name]"),
     ("[[mine]]\n", "mine.toml: [mine] = [{}]; a preset is a table", ""),
     ("[a]\nweight = {upper = 2\n", "mine.toml: not TOML: Unclosed inline table (at line 2, column 20)", ""),
     ("[a]\n[a]\n", "mine.toml: not TOML: Cannot declare ('a',) twice (at line 2, column 3)", ""),
     ("[all]\n", 'mine.toml: [all]: "all" cannot be a name: letters, digits and _ . + - make one', ""),
     ("['a b']\n", 'mine.toml: ["a b"]: "a b" cannot be a name: letters, digits and _ . + - make one', ""),
-    ("['']\n", 'mine.toml: [""]: "" cannot be a name: letters', ""),
     ("[a]\naliases = ['b,c']\n", 'mine.toml: [a]: "b,c" cannot be a name', ""),
     ("[a_b]\n[A-B]\n", 'mine.toml: [A-B]: "A-B" already finds [a_b]', ""),
     ("[a]\n[b]\naliases = ['A']\n", 'mine.toml: [b]: "A" already finds [a]', ""),
@@ -573,8 +512,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_a_catalogue_is_a_mapping() -> None:
     catalogue = Catalogue((Preset("a", "s", aliases=("b",)),))
-    assert dict(catalogue) == {"a": catalogue["B"]}
-    assert catalogue.get("c") is None
+    assert (dict(catalogue), catalogue.get("c")) == ({"a": catalogue["B"]}, None)
 
 
 # ---------------------------------------------------------------- the page

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
+from itertools import groupby
 from types import NoneType
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
@@ -165,10 +166,8 @@ def settings(text: str) -> dict[str, str]:
     found = {}
     for part in text.split(":"):
         key, sign, value = (word.strip() for word in part.partition("="))
-        if sign:
-            found[key or sign] = _shortest(value)
-        else:
-            found[""] = "..".join(map(_shortest, key.split("..")))
+        key, value = (key or sign, value) if sign else ("", key)
+        found[key] = "..".join(map(_shortest, value.split("..")))
     return found
 
 
@@ -189,14 +188,11 @@ def changed(preset: Preset, changes: Mapping[str, str]) -> Preset:
     Raises:
         PresetError: no such key, a value that a preset file could not hold, or another number of thresholds.
     """
-    by_key = {key: value for key, value in changes.items() if key}
-    name = named(preset.name, changes)
-    at = Place(
-        f"{name}: ",
-        hint=f"write {ways(preset)}; inf is no bound" if "" in changes and preset.places else KEYS,
-    )
+    name, by_key = named(preset.name, changes), {key: text for key, text in changes.items() if key}
+    at = Place(f"{name}: ", hint=KEYS)
     if "" in changes:
-        by_key = {**_by_position(preset, changes[""].split(".."), at), **by_key}
+        at = replace(at, hint=f"write {ways(preset)}; inf is no bound" if preset.places else KEYS)
+        by_key = _by_position(preset, changes[""].split(".."), at) | by_key
     said = ", ".join(f"{key} = {value}" for key, value in by_key.items())
     table = table_of(preset) | {"summary": f"{preset.summary} (with {said})", "aliases": []}
     for path, text in by_key.items():
@@ -267,14 +263,9 @@ def _by_position(preset: Preset, thresholds: list[str], at: Place) -> dict[str, 
 
 
 def _bands(preset: Preset) -> list[tuple[str, ...]]:
-    """Return the places of thresholds, a lower and an upper one of the same part together."""
-    found: list[tuple[str, ...]] = []
-    for place in preset.places:
-        if found and found[-1] == (place.replace(".upper", ".lower"),):
-            found[-1] += (place,)
-        else:
-            found.append((place,))
-    return found
+    """Return the places of thresholds, a lower and an upper one of a part together; clip has no bands."""
+    parts = groupby(preset.places, lambda place: place if "clip" in place else place.partition(".")[0])
+    return [tuple(places) for _, places in parts]
 
 
 def ways(preset: Preset) -> str:
