@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from offpol_diag.cli import COMMANDS, app, exits, output, settings
 from offpol_diag.cli.exits import exit_codes
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.presets.catalogue import load
-from offpol_diag.trainers import defaults
+from offpol_diag.trainers import defaults, sayable
 from tests.factory import DumpFile
 
 SCRIPT = (sys.executable, "-m", "offpol_diag")
@@ -617,20 +618,35 @@ def test_a_slip_in_the_file_is_refused(text, dump):
 # ---------------------------------------------------------------- the catalogue
 
 
-def test_the_catalogue_lists_every_preset_with_formulas_direction_and_source():
-    said = run("presets").stdout
+@pytest.mark.parametrize("columns", [80, 140])
+def test_the_catalogue_lists_every_preset_under_what_it_does(columns):
+    said = run("presets", COLUMNS=str(columns)).stdout.splitlines()
     rows = json.loads(run("presets", "--json", "-").stdout)["presets"]
-    one = run("presets", "seq_mis").output
+    kinds = ("none", "token", "sequence", "geometric and k3", "bypass", "other")
+    heads = [line.split("  ")[0] for line, rule in pairwise(said) if rule.startswith("──")]
+    names = [word for line in said if (word := line.partition(" ")[0]) in rows]
 
+    assert tuple(heads) == kinds
+    assert max(map(len, said)) <= columns
     assert [*rows] == [*load()]
+    assert names == sorted(rows, key=lambda name: kinds.index(rows[name]["kind"]))
     assert rows["seq_mis"]["weight"]["upper"] == 2.0
-    assert [name for name in rows if not re.search(rf"^{re.escape(name)} ", said, re.MULTILINE)] == []
+
+
+def test_a_preset_is_explained_with_formulas_thresholds_names_trainers_and_source():
+    one = " ".join(run("presets", "token_is,seq_mis", COLUMNS="200").stdout.split())
     shown = (
-        "π_old/π_rollout",
-        "min(∏r, 2)",
-        "0.5 ≤ ∏r ≤ 2",
-        "seq_is_rs",
-        "RolloutCorrectionConfig",
+        "r = π_old/π_rollout",
+        "weight min(∏r, 2)",
+        "keeps sequences with 0.5 ≤ ∏r ≤ 2",
+        "loss PPO clip on π_θ/π_old to [0.8, 1.2]",
+        "denominator rejected tokens leave the loss's denominator",
+        "guards Δ of each token is clamped to ±20",
+        "thresholds seq_mis@weight.upper..reject.lower..reject.upper or seq_mis@weight.upper..C",
+        "also called seq_is_rs, decoupled_seq_is_rs",
+        "at other bounds trl_token_truncate = token_is@3",
+        f"trainers {', '.join(sayable(load()['seq_mis']))}",
+        "RolloutCorrectionConfig.seq_is_rs",
     )
     assert [words for words in shown if words not in one] == []
 

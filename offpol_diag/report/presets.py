@@ -80,9 +80,10 @@ def catalogue(presets: Mapping[str, Preset], default: Collection[str]) -> Iterat
 
 
 def _does(preset: Preset) -> str:
-    """Say what a preset does; its loss where that is not PPO's on π_old."""
-    said = words.method(preset)
-    return said if (preset.policy, preset.loss) == ("old", "ppo_clip") else f"{said}; {words.loss(preset)}"
+    """Say what a preset does: its correction, and its loss where that is not PPO's on π_old."""
+    corrects = bool(preset.weight or preset.reject or preset.veto)
+    usual = corrects and (preset.policy, preset.loss) == ("old", "ppo_clip")
+    return "; ".join([words.method(preset)] * corrects + [words.loss(preset)] * (not usual))
 
 
 def explained(preset: Preset, aliases: Mapping[str, str], trainers: Sequence[str]) -> Iterator[str | Table]:
