@@ -61,7 +61,7 @@ class Catalogue(Mapping[str, Preset]):
     ) -> None:
         self.rows = {preset.name: preset for preset in presets}
         self.aliases = dict(aliases or {})
-        own = {plain(word): row.name for row in self.rows.values() for word in words(row)}
+        own = {plain(word): row.name for row in self.rows.values() for word in (row.name, *row.aliases)}
         self._targets = {plain(alias): target for alias, target in self.aliases.items()} | own
         self.default, self.replaced = tuple(default), tuple(replaced)
 
@@ -138,11 +138,6 @@ def plain(name: str) -> str:
     return name.strip().casefold().replace("-", "_")
 
 
-def words(preset: Preset) -> tuple[str, ...]:
-    """Return the name and aliases of a preset."""
-    return (preset.name, *preset.aliases)
-
-
 # ---------------------------------------------------------------- files
 
 
@@ -160,7 +155,7 @@ def load(path: Path | None = None) -> Catalogue:
         return shipped
     own = _presets(str(path), _tables(path))
     mine = {plain(row.name): row for row in own}
-    taken = {plain(word): (word, row) for row in own for word in words(row)}
+    taken = {plain(word): (word, row) for row in own for word in (row.name, *row.aliases)}
     for word, (alias, row) in taken.items():
         if word in shipped.rows and word not in mine:
             Place.of(str(path), row.name).at("aliases").fail(f'"{alias}" is the name of a built-in preset')
@@ -209,7 +204,7 @@ def _presets(file: str, tables: Mapping[str, Any]) -> list[Preset]:
         if not isinstance(table, dict):
             at.refuse(table, "a preset is a table", FORM)
         found.append(read(Preset, {"summary": f"from {file}"} | table, at, name=name))
-        for word in words(found[-1]):
+        for word in (name, *found[-1].aliases):
             if plain(word) == ALL or not NAME.fullmatch(word):
                 at.fail(
                     f'"{word}" cannot be a name: letters, digits and _ . + - make one, and {ALL} is taken'

@@ -32,8 +32,7 @@ UNSIGNED = frozenset({"k2", "k3", "k3_reverse", "tv", *get_args(Binary)})
 """Statistics that are 0 on-policy and grow with the drift whichever way it goes."""
 MEANS = frozenset({"ratio", "k1", "k3"})
 """Statistics whose mean over a sequence is its geometric mean of r, or its mean K3."""
-FLOAT32_MAX = 2.0**128 - 2.0**104
-FLOAT32_OVERFLOW = math.log(FLOAT32_MAX)
+FLOAT32_OVERFLOW = math.log(2.0**128 - 2.0**104)
 """Largest log weight, nats, that float32 holds: with the overflow `zero` trainers drop larger ones."""
 SMALLEST_NORM = 1e-8
 """Normalisation divides only by mean weights above this, as in verl."""
