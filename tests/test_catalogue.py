@@ -196,16 +196,17 @@ recompute@weight.over=sum → recompute@weight.over=sum: weight: action truncate
 """
 WRONG_KEYS = """
 policy=current → weight: under ppo_clip the ratio holds that of π_θ already → write keys
-wieght.upper=3 → wieght: the preset has no such part → did you mean weight
+wieght.upper=3 → wieght: no such key; the keys are summary, policy → did you mean weight
 weight.uper=3 → weight.uper: no such key → did you mean upper
 weight.upper=big → weight.upper = "big"; it must be a number → write keys
 weight.upper=nan → weight.upper = nan; it must be finite → write keys
 clip.upper=inf → clip.upper: no such key → write keys
-weight=3 → weight: it is a table of over, action → write keys
+weight=3 → weight = 3; it must be a table of over, action → write keys
 reject[2].lower=1 → reject[2]: the preset has 0 rules → write keys
-clip[0].low=1 → clip[0]: only reject has more than one → write keys
-policy.upper=1 → policy: the preset has no such part → write keys
-weight..upper=1 → weight..upper: not a place in a preset → write keys
+clip[0].low=1 → clip[0]: no such key → did you mean clip
+policy.upper=1 → policy = {"upper": 1}; it must be one of old, current → write keys
+weight..upper=1 → weight..upper: no such key → did you mean upper
+reject=3 → reject = 3; it must be a table of statistic → write keys
 """
 
 

@@ -25,14 +25,13 @@ from offpol_diag.presets.preset import Clip, Preset, Reject, Veto, Weight
 
 MARK = "@"
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-PATH = re.compile(r"(?P<part>[a-z]+)(?:(?:\[(?P<index>\d{1,4})\])?\.(?P<key>[a-z_]+))?")
+RULE = re.compile(r"reject(?:\[(\d{1,4})\])?")
 UNBOUNDED = frozenset({"safety", "dual", "low", "high"})
 """Keys where `inf` means "no bound": TOML has no null, and leaving the key out means its default."""
 FACTORS = ("ratio", "mult_prob_error")
 """Statistics whose bounds are factors; of the others a band around 0 is [-C, C]."""
 FILE = "its form is that of offpol_diag/presets/presets.toml; or see: offpol-diag presets NAME --json -"
 KEYS = "write keys like token_is@weight.upper=3, seq_mis@veto.lower=1e-4 or geo_rs@policy=current"
-PARTS: Mapping[str, type] = {"weight": Weight, "reject": Reject, "veto": Veto, "clip": Clip}
 Part = TypeVar("Part", Weight, Reject, Veto, Clip, Preset)
 
 
@@ -120,7 +119,7 @@ def keys(kind: Any) -> Mapping[str, Any]:
 def _value(hint: Any, value: Any, at: Place) -> Any:
     """Read the value of a key by the type of its field; None is the key left out, or `inf`."""
     kind = next((one for one in get_args(hint) if NoneType in get_args(hint)), hint)
-    if kind in PARTS.values():
+    if kind in (Weight, Veto, Clip):
         return read(kind, value, at)
     if kind == tuple[Reject, ...]:
         if not isinstance(value, list):
@@ -197,44 +196,43 @@ def changed(preset: Preset, changes: Mapping[str, str]) -> Preset:
     table = table_of(preset) | {"summary": f"{preset.summary} (with {said})", "aliases": []}
     for path, text in by_key.items():
         _put(table, path, text, at)
-    table["reject"] = [rule for rule in table["reject"] if not _freed(rule)]
-    if _freed(table.get("veto", {})):
+    if isinstance(table["reject"], list):
+        table["reject"] = [rule for rule in table["reject"] if not _freed(rule)]
+    if _freed(table.get("veto")):
         del table["veto"]
-    if _freed(table.get("weight", {})):
+    if _freed(table.get("weight")):
         table["weight"]["action"] = "none"
     return read(Preset, table, at, name=name)
 
 
 def _put(table: dict[str, Any], path: str, text: str, at: Place) -> None:
     """Put one setting into a preset's table. Its value is TOML, or else text; None is a bound that goes."""
-    match = PATH.fullmatch(path)
-    if match is None:
-        at.at(path).fail("not a place in a preset")
-    part, index, key = match["part"], match["index"], match["key"]
+    part, _, key = path.partition(".")
     try:
         value = toml(f"x = {text}")["x"] if "\n" not in text else text
     except ValueError:
         value = text
-    if key is None and part not in PARTS:
+    if text == "inf" and key in ("lower", "upper"):
+        value = None
+    held, rule = table.get(part), RULE.fullmatch(part)
+    if not key:
         table[part] = value
-    elif key is None:
-        at.at(part).fail(f"it is a table of {', '.join(keys(PARTS[part]))}")
-    elif part not in PARTS:
-        at.at(part).fail("the preset has no such part", did_you_mean(part, list(PARTS)))
-    else:
-        held = table["reject"] if part == "reject" else [table.setdefault(part, {})]
-        if index is not None and part != "reject":
-            at.at(f"{part}[{index}]").fail("only reject has more than one")
-        if index is not None and int(index) > len(held):
-            at.at(f"reject[{index}]").fail(f"the preset has {len(held)} rules")
-        if not held or index == str(len(held)):
-            held.append({})
-        for one in held if index is None else [held[int(index)]]:
-            one[key] = None if text == "inf" and key in ("lower", "upper") else value
+    elif rule is None:
+        table[part] = (held if isinstance(held, dict) else {}) | {key: value}
+    elif isinstance(rules := table["reject"], list):
+        index = len(rules) if rule[1] is None else int(rule[1])
+        if index > len(rules):
+            at.at(part).fail(f"the preset has {len(rules)} rules")
+        if index == len(rules) and (rule[1] or not rules):
+            rules.append({})
+        for one in rules if rule[1] is None else [rules[index]]:
+            one[key] = value
 
 
-def _freed(part: dict[str, Any]) -> bool:
+def _freed(part: Any) -> bool:
     """Take bounds that go out of a part; return whether they were its last."""
+    if not isinstance(part, dict):
+        return False
     gone = [key for key, value in part.items() if value is None]
     for key in gone:
         del part[key]
