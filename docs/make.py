@@ -29,7 +29,8 @@ from offpol_diag.presets.words import KINDS, method
 from offpol_diag.report import answered
 from offpol_diag.report.terminal import terminal
 from offpol_diag.result import Result
-from offpol_diag.trainers import TRAINERS, sayable, table
+from offpol_diag.trainers import TRAINERS, table
+from offpol_diag.trainers.translate import sayable
 
 HERE = Path(__file__).parent
 PRESET_HEADER = ("preset", "thresholds", "other names", "trainers", "method", "denominator", "loss", "source")

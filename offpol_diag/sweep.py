@@ -27,7 +27,8 @@ from offpol_diag.result import Place, Result, SolvedWindow, Sweep, SweptPoint, p
 from offpol_diag.run.devices import ON_CPU
 from offpol_diag.run.ray import Engine
 from offpol_diag.run.threads import Progress
-from offpol_diag.trainers import config_for, trainer_named
+from offpol_diag.trainers import trainer_named
+from offpol_diag.trainers.translate import config_for
 
 Side = Literal["upper", "lower", "window"]
 Bounded = Weight | Reject | Veto

@@ -15,7 +15,8 @@ from offpol_diag.errors import PresetError, UsageError
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load, plain
 from offpol_diag.presets.words import KINDS, loss, method
-from offpol_diag.trainers import TRAINERS, defaults, sayable
+from offpol_diag.trainers import TRAINERS, defaults
+from offpol_diag.trainers.translate import sayable
 
 HERE = Path(__file__).parent
 SHIPPED = load()

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from offpol_diag.cli import app
 from offpol_diag.errors import ConfigError, UsageError
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
-from offpol_diag.trainers import TRAINERS, config_for, defaults, sayable, table
-from offpol_diag.trainers.translate import inverse
-from offpol_diag.trainers.writers import number
+from offpol_diag.trainers import TRAINERS, defaults, table
+from offpol_diag.trainers.translate import config_for, sayable
+from offpol_diag.trainers.writers import inverse, number
 from tests import oracles
 from tests.trainers import CATALOGUE, EFFECTS, OWN, PRESETS, padded
 

@@ -15,7 +15,7 @@ import torch
 
 import offpol_diag
 from offpol_diag.presets.catalogue import load
-from offpol_diag.trainers import config_for
+from offpol_diag.trainers.translate import config_for
 
 PAGES = Path(__file__).parents[1] / "docs" / "trainers"
 S, P, R = 48, 5, 24

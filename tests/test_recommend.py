@@ -36,7 +36,8 @@ from offpol_diag.result import (
     Series,
     loads,
 )
-from offpol_diag.trainers import TRAINERS, sayable
+from offpol_diag.trainers import TRAINERS
+from offpol_diag.trainers.translate import sayable
 from tests import oracles
 from tests.factory import dump_facts, make_summary, with_numbers
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Policy, catalogue
 from offpol_diag.result import Recommendation
-from offpol_diag.trainers import config_for
+from offpol_diag.trainers.translate import config_for
 
 NOTHING: Mapping[Policy, str] = {"old": "recompute", "current": "ppo_is"}
 """Numerator of the main drift → the preset without a correction."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from offpol_diag import requests
     from offpol_diag.presets import Preset
     from offpol_diag.table import Table
-    from offpol_diag.trainers import Config
+    from offpol_diag.trainers.translate import Config
 
 
 EVERY = "list"
@@ -58,7 +58,8 @@ def presets(request: requests.Presets) -> None:
     """The catalogue of corrections; with a NAME its exact formulas, or its configuration for a trainer."""
     from offpol_diag.commands import catalogue
     from offpol_diag.report.presets import catalogue as listed
-    from offpol_diag.trainers import config_for, sayable, trainer_named
+    from offpol_diag.trainers import trainer_named
+    from offpol_diag.trainers.translate import config_for, sayable
 
     name, trainer, json, quiet = request.name, request.trainer, request.json_file, request.quiet
     if json is not None:
@@ -115,7 +116,7 @@ def _explained(preset: Preset, aliases: Mapping[str, str]) -> Iterator[str | Tab
     from offpol_diag.core.steps import numbers
     from offpol_diag.report.presets import explained
     from offpol_diag.table import Table
-    from offpol_diag.trainers import sayable
+    from offpol_diag.trainers.translate import sayable
 
     yield from explained(preset, aliases, sayable(preset))
     rows = tuple((one.part, one.of, _said(one.lower), _said(one.upper)) for one in numbers(preset))

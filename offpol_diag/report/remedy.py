@@ -14,7 +14,8 @@ from offpol_diag.report.answer import Fact, Line
 from offpol_diag.report.diagnosis import capital, grew, lower, sentence
 from offpol_diag.result import Cause, Diagnosis, Recommendation, Result
 from offpol_diag.table import Table
-from offpol_diag.trainers import named_in, sayable
+from offpol_diag.trainers import named_in
+from offpol_diag.trainers.translate import sayable
 
 ALIGNED = 0.001
 """Bound proposed for the gate of a dump that is below it; of any other it is `MERGE`."""

@@ -1,28 +1,55 @@
-"""Trainers: the configuration of a preset in the syntax of each, and what each logs of a step (`logged`).
+"""Trainers: a table for each, which `translate` applies, and what each logs of a step (`logged`)."""
 
-There is a table per trainer, `TRAINER.toml`, which `translate` reads.
-"""
+from __future__ import annotations
 
-from offpol_diag.trainers.translate import (
-    TRAINERS,
-    Config,
-    config_for,
-    defaults,
-    named_in,
-    sayable,
-    table,
-    trainer_named,
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from offpol_diag.errors import UsageError, did_you_mean
+
+HERE = Path(__file__).parent
+COMMON = (
+    *("verl", "trl", "ms-swift", "openrlhf", "nemo-rl", "slime", "miles", "areal", "prime-rl", "skyrl"),
+    *("flash-rl", "colossalai"),
 )
-from offpol_diag.trainers.writers import Snippet
+"""The order in which trainers are listed; any other follows."""
+TRAINERS = tuple(
+    sorted(
+        {path.stem for path in HERE.glob("*.toml")} - {"ours"},
+        key=lambda name: (COMMON.index(name) if name in COMMON else len(COMMON), name),
+    )
+)
 
-__all__ = [
-    "TRAINERS",
-    "Config",
-    "Snippet",
-    "config_for",
-    "defaults",
-    "named_in",
-    "sayable",
-    "table",
-    "trainer_named",
-]
+
+@cache
+def table(trainer: str) -> dict[str, Any]:
+    """Return a trainer's table."""
+    return tomllib.loads((HERE / f"{trainer}.toml").read_text("utf-8"))
+
+
+def defaults(trainer: str) -> tuple[str, ...]:
+    """Return a trainer's own methods at its default thresholds, where the usual presets lack them."""
+    return tuple(table(trainer).get("defaults", ())) if trainer in TRAINERS else ()
+
+
+def trainer_named(name: str) -> str:
+    """Return a trainer's canonical name; ignores case, and takes `_` for `-`.
+
+    Raises:
+        UsageError: there is no trainer of this name.
+    """
+    result = name.strip().lower().replace("_", "-")
+    if result not in TRAINERS:
+        known = f'unknown trainer "{name}"; there are {", ".join(TRAINERS)}'
+        raise UsageError(known, did_you_mean(result, list(TRAINERS)) or "name one of these")
+    return result
+
+
+def named_in(provenance: Mapping[str, object]) -> str:
+    """Return the trainer that a dump's metadata names; empty if it names none that is known."""
+    said = re.split(r"[^a-z0-9-]+", str(provenance.get("trainer", "")).lower().replace("_", "-"))
+    return next((name for name in TRAINERS if name in said), "")

@@ -25,50 +25,33 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
 from typing import Any
 
 from jinja2 import Environment, Undefined
 
-from offpol_diag.errors import ConfigError, UsageError, did_you_mean
+from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Preset, Reject, Veto, Weight, catalogue
 from offpol_diag.presets import words as in_words
-from offpol_diag.trainers import remarks
-from offpol_diag.trainers.writers import Settings, Snippet, number, snippets
+from offpol_diag.trainers import TRAINERS, guards, table, trainer_named
+from offpol_diag.trainers.writers import Settings, Snippet, inverse, number, snippets
 
 Part = Weight | Reject | Veto
 Table = Mapping[str, Any]
 KINDS = {"weight": Weight, "rule": Reject, "veto": Veto}
-HERE = Path(__file__).parent
-COMMON = (
-    *("verl", "trl", "ms-swift", "openrlhf", "nemo-rl", "slime", "miles", "areal", "prime-rl", "skyrl"),
-    *("flash-rl", "colossalai"),
-)
-"""The order in which trainers are listed; any other follows."""
-TRAINERS = tuple(
-    sorted(
-        {path.stem for path in HERE.glob("*.toml")} - {"ours"},
-        key=lambda name: (COMMON.index(name) if name in COMMON else len(COMMON), name),
-    )
-)
-GUARDS = frozenset({"safety", "safety_at", "overflow"})
+UNSET = frozenset({"safety", "safety_at", "overflow"})
 """Fields that no trainer has a key for: where they differ, a remark says so."""
 IDLE = (1e-9, 1e9)
 """Bounds that a ratio whose logarithm is clamped to ±20 never reaches: e^20 = 4.9e8."""
-UNCLIPPED = ("reinforce", "surrogate")
 
 
 @dataclass(frozen=True)
 class Config:
-    """A preset in a trainer's own syntax.
+    """A preset, by name, in the syntax of a trainer, by name.
 
     Attributes:
-        preset: the preset's name.
-        trainer: the trainer's name.
         snippets: blocks, for the newest version first.
         remarks: differences from the preset as computed here; never in the bounds, the quantities they
             apply to, or what is rejected.
@@ -86,39 +69,6 @@ class Config:
             words = (one.file, one.versions, one.title, f"keys read at {one.read}")
             lines.append(f"\n# {', '.join(filter(None, words))}\n{one.text or '# nothing to set'}")
         return "\n".join(lines) + "\n"
-
-
-# ---------------------------------------------------------------- trainers
-
-
-@cache
-def table(trainer: str) -> dict[str, Any]:
-    """Return a trainer's table."""
-    return tomllib.loads((HERE / f"{trainer}.toml").read_text("utf-8"))
-
-
-def trainer_named(name: str) -> str:
-    """Return a trainer's canonical name; ignores case, and takes `_` for `-`.
-
-    Raises:
-        UsageError: there is no trainer of this name.
-    """
-    result = name.strip().lower().replace("_", "-")
-    if result not in TRAINERS:
-        known = f'unknown trainer "{name}"; there are {", ".join(TRAINERS)}'
-        raise UsageError(known, did_you_mean(result, list(TRAINERS)) or "name one of these")
-    return result
-
-
-def named_in(provenance: Mapping[str, object]) -> str:
-    """Return the trainer that a dump's metadata names; empty if it names none that is known."""
-    said = re.split(r"[^a-z0-9-]+", str(provenance.get("trainer", "")).lower().replace("_", "-"))
-    return next((name for name in TRAINERS if name in said), "")
-
-
-def defaults(trainer: str) -> tuple[str, ...]:
-    """Return a trainer's own methods at its default thresholds, where the usual presets lack them."""
-    return tuple(table(trainer).get("defaults", ())) if trainer in TRAINERS else ()
 
 
 def config_for(preset: Preset, trainer: str) -> Config:
@@ -167,7 +117,7 @@ def configured(preset: Preset, trainer: str) -> Config:
     """Return the preset in each spelling that is shown, the newest first.
 
     A form with `generations` or `otherwise` is shown for presets of these, or where no newer form can say the
-    preset; any, only where versions know it that are older than those of the forms before it.
+    preset; any, only for versions older than those of the forms before it.
 
     Raises:
         ConfigError: no form can express it; the message is the part that the newest cannot express.
@@ -175,9 +125,7 @@ def configured(preset: Preset, trainer: str) -> Config:
     own, found, refused, notes = table(trainer), list[Snippet](), list[ConfigError](), list[str]()
     oldest, newest = "", dict[str, Any]()
     for form in (own | one for one in own["form"]):
-        asked = preset.generation in form.get("generations", ()) or (
-            form.get("otherwise", False) and not found
-        )
+        asked = preset.generation in form.get("generations", ()) or (not found and form.get("otherwise"))
         if ("generations" in form or "otherwise" in form) and not asked:
             continue
         try:
@@ -187,10 +135,9 @@ def configured(preset: Preset, trainer: str) -> Config:
             continue
         if found and not (settings and version(since) < version(oldest)):
             continue
-        newest, oldest, until, named = newest or form, since, form.get("until", ""), bool(since and settings)
-        versions = (
-            own["name"] + (f" from {since}" if named else "") + (f", before {until}" * bool(named and until))
-        )
+        newest, oldest, until = newest or form, since, form.get("until", "")
+        versions = f"{own['name']} from {since}" if since and settings else own["name"]
+        versions += f", before {until}" if versions != own["name"] and until else ""
         read = ", ".join(form["read"].split(maxsplit=1))
         found += snippets(settings, own, versions=versions, read=read, current=not until)
         notes += said
@@ -198,8 +145,8 @@ def configured(preset: Preset, trainer: str) -> Config:
         raise refused[0]
     if "until" in newest:
         notes.append(f"{own['name']} from {newest['until']} cannot say this: {refused[0].message}")
-    kept = evaluated(newest.get("guards", {}).get("denominator", "all"), {"preset": preset})
-    notes += remarks.guards(preset, newest.get("guards", {}), kept)
+    unset = {key: evaluated(value, {"preset": preset}) for key, value in newest.get("guards", {}).items()}
+    notes += guards.differences(preset, unset)
     return Config(preset.name, trainer, tuple(found), tuple(dict.fromkeys(filter(None, notes))))
 
 
@@ -217,44 +164,38 @@ def block(preset: Preset, form: Table) -> tuple[Settings, str, list[str]]:
     Raises:
         ConfigError: no row takes a part, or the loss; the message names it.
     """
-    every = parts(preset, form.get("bands", "keep"))
-    left, settings, drawn, loss = every, Settings(), set[str](), False
-    since, notes = form.get("since", ""), list[str]()
+    left = every = parts(preset, form.get("bands", "keep"))
+    settings, drawn, loss, since, notes = Settings(), set[str](), False, form.get("since", ""), list[str]()
     known = {**FUNCTIONS, **form.get("maps", {}), "preset": preset, "settings": settings}
     for row in form["row"]:
-        while not (loss and "loss" in row):
-            names = dict(known)
-            taken = match(row, every, left, names)
-            if taken is None:
-                break
+        while not (loss and "loss" in row) and (names := match(row, every, left, known)) is not None:
+            taken = [names[kind].part for kind in KINDS if kind in names]
+            made = {key: evaluated(value, names) for key, value in row.get("set", {}).items()}
+            made = {key: value for key, value in made.items() if not isinstance(value, Undefined)}
             if "cannot" in row:
                 raise ConfigError(row["cannot"])
-            made = {key: evaluated(value, names) for key, value in row.get("set", {}).items()}
             if any(names[kind].unsaid() for kind in KINDS if kind in names):
                 break
+            again = drawn & made.keys() if taken else set()
+            first = next(iter(made), "")
+            if again and (not row.get("join") or made[first] in settings[first].split(",")):
+                raise ConfigError(f"{worded(taken[-1])} beside another of its kind")
+            settings |= {key: f"{settings[key]},{x}" if key in again else x for key, x in made.items()}
+            settings |= guards.clip(preset, form["clip"]) if row.get("clip") else {}
+            if "mirror" in row:
+                settings |= {row["mirror"] + key: value for key, value in settings.items() if "." not in key}
             left = [one for one in left if all(one is not part for part in taken)]
-            for key, value in made.items():
-                if isinstance(value, Undefined):
-                    continue
-                again, before = taken and key in drawn, settings.get(key, "")
-                twice = value in before.split(",") if row.get("join") and again else before != value
-                if again and twice and (not row.get("join") or key == next(iter(made))):
-                    raise ConfigError(f"{worded(taken[-1])} beside another of its kind")
-                settings[key] = f"{before},{value}" if row.get("join") and again else value
-                drawn |= {key} if taken else set()
+            drawn |= made.keys() if taken else set()
             loss, later = loss or "loss" in row, evaluated(row.get("since", ""), names)
             since = max(since, str(later or ""), key=version)
             notes.append(row.get("note", ""))
-            settings |= clipped(preset, form["clip"]) if row.get("clip") else {}
-            if "mirror" in row:
-                settings |= {row["mirror"] + key: value for key, value in settings.items() if "." not in key}
             if not taken:
                 break
     if left or not loss:
         raise ConfigError(worded(left[0]) if left else f"its loss, {in_words.loss(preset)}")
     known["idle"] = any(isinstance(value, float) and value in IDLE for value in settings.values())
     notes += [one["say"] for one in form.get("notes", ()) if evaluated(one.get("when", True), known)]
-    notes.append(remarks.dual_clip(preset, form["clip"]) if "clip" in form else "")
+    notes.append(guards.dual_clip(preset, form["clip"]) if "clip" in form else "")
     full, places = Settings(), form["prefix"]
     for key, value in settings.items():
         head, dot, rest = key.partition(".")
@@ -291,16 +232,14 @@ def within(rule: Reject, weight: Weight) -> bool:
     return weight.action == "none" or (weight.action == "truncate" and high and low)
 
 
-def match(
-    row: Table, every: Sequence[Part], left: Sequence[Part], names: dict[str, Any]
-) -> list[Part] | None:
-    """Return the parts that a row takes, and add them to `names`; None where the row does not match."""
+def match(row: Table, every: Sequence[Part], left: Sequence[Part], known: Table) -> dict[str, Any] | None:
+    """Return what a row's expressions see, with the parts that it takes; None where it does not match."""
 
     def fits(wanted: Table, one: object) -> bool:
         values = {key: x if isinstance(x, list) else [x] for key, x in wanted.items()}
         return all(getattr(one, key) in some for key, some in values.items())
 
-    taken = list[Part]()
+    names = dict(known)
     if not fits({key: row[key] for key in ("policy", "loss") if key in row}, names["preset"]):
         return None
     for kind, of in KINDS.items():
@@ -311,26 +250,25 @@ def match(
             part = next((one for one in left if isinstance(one, of) and fits(wanted, one)), None)
             if part is None:
                 return None
-            taken.append(part)
             names[kind] = Read(part, set(wanted))
-    return taken if all(evaluated(limit, names) for limit in row.get("limits", ())) else None
+    return names if all(evaluated(limit, names) for limit in row.get("limits", ())) else None
 
 
 class Read:
     """A part whose fields are remembered once they are read."""
 
     def __init__(self, part: Part, said: set[str]) -> None:
-        self._part, self._said = part, said
+        self.part, self._said = part, said
 
     def __getattr__(self, name: str) -> Any:
         self._said.add(name)
-        return getattr(self._part, name)
+        return getattr(self.part, name)
 
     def unsaid(self) -> set[str]:
         """Return the fields that do something and that nothing has looked at."""
-        values = {one.name: getattr(self._part, one.name) for one in fields(self._part)}
+        values = {one.name: getattr(self.part, one.name) for one in fields(self.part)}
         doing = {name for name, value in values.items() if value not in (None, False, "any")}
-        return doing - self._said - GUARDS
+        return doing - self._said - UNSET
 
 
 def worded(part: Part) -> str:
@@ -342,38 +280,7 @@ def worded(part: Part) -> str:
     return f"the veto on {in_words.veto(part)}"
 
 
-def clipped(preset: Preset, keys: Table) -> Settings:
-    """Return the clip of the loss where it is not the trainer's default; no lower bound is 1, as r > 0.
-
-    Raises:
-        ConfigError: the ratio has no upper clip, which no trainer can express.
-    """
-    clip, result = preset.clip, Settings()
-    if preset.loss in UNCLIPPED:
-        return result
-    if clip.high is None:
-        raise ConfigError("a ratio that the loss does not clip from above")
-    bounds = (1.0 if clip.low is None else clip.low, clip.high)
-    if list(bounds) != keys["default"]:
-        result = (
-            {keys["pair"]: bounds}
-            if "pair" in keys
-            else dict(zip((keys["low"], keys["high"]), bounds, strict=True))
-        )
-    if "dual" in keys and preset.loss != "cispo" and clip.dual not in (None, remarks.DUAL):
-        result[keys["dual"]] = clip.dual
-    return result
-
-
 # ---------------------------------------------------------------- expressions
-
-
-def inverse(bound: float | None) -> float | None:
-    """1/bound, as the shortest number whose own inverse is the bound again: 1.001001001001001 → 0.999."""
-    if not bound:
-        return None
-    some = (float(f"{1 / bound:.{digits}g}") for digits in range(1, 18))
-    return next((x for x in some if x and math.isclose(1 / x, bound, rel_tol=4e-16)), 1 / bound)
 
 
 FUNCTIONS: Mapping[str, Any] = {
@@ -385,16 +292,11 @@ FUNCTIONS: Mapping[str, Any] = {
 }
 """What expressions may use besides Jinja's own."""
 JINJA = Environment(autoescape=False)
+compiled = cache(partial(JINJA.compile_expression, undefined_to_none=False))
 
 
 def evaluated(value: Any, names: Mapping[str, Any]) -> Any:
     """Return a value of a table: an expression's, None for "null", and any other as it stands."""
     if isinstance(value, str) and value.startswith("= "):
-        return expression(value[2:])(**names)
+        return compiled(value[2:])(**names)
     return None if value == "null" else value
-
-
-@cache
-def expression(text: str) -> Any:
-    """Compile an expression."""
-    return JINJA.compile_expression(text, undefined_to_none=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
@@ -61,22 +61,7 @@ def snippets(settings: Settings, trainer: Mapping[str, Any], **said: Any) -> Ite
     own = {key: value for key, value in settings.items() if key not in apart}
     for at, language in enumerate(trainer["write"]):
         title = TITLES[language] if at else language if apart else ""
-        yield Snippet(language, write(language, own, trainer) if own else "", title, **said)
-
-
-def write(language: Language, settings: Settings, trainer: Mapping[str, Any]) -> str:
-    """Write settings in one language."""
-    match language:
-        case "yaml":
-            return yaml(settings)
-        case "hydra":
-            return hydra(settings, trainer.get("added", ""))
-        case "toml":
-            return toml(settings)
-        case "flags":
-            return flags(settings)
-        case "python":
-            return python(trainer["call"], settings)
+        yield Snippet(language, WRITERS[language](own, trainer) if own else "", title, **said)
 
 
 def number(value: float) -> str:
@@ -89,6 +74,14 @@ def number(value: float) -> str:
     exact = Decimal(repr(float(value)))
     mantissa = exact.scaleb(-exact.adjusted()).normalize()
     return f"{mantissa if '.' in str(mantissa) else f'{mantissa}.0'}e{exact.adjusted():+d}"
+
+
+def inverse(bound: float | None) -> float | None:
+    """1/bound, as the shortest number whose own inverse is the bound again: 1.001001001001001 → 0.999."""
+    if not bound:
+        return None
+    some = (float(f"{1 / bound:.{digits}g}") for digits in range(1, 18))
+    return next((x for x in some if x and math.isclose(1 / x, bound, rel_tol=4e-16)), 1 / bound)
 
 
 def literal(value: Any, infinite: str = "inf") -> str:
@@ -160,3 +153,13 @@ def python(name: str, settings: Settings) -> str:
     pair, first, last = ("    {}={},", f"{name}(", ")") if called else ('    "{}": {},', f"{name} = {{", "}")
     values = ((key, literal(x) if isinstance(x, str | float) else repr(x)) for key, x in settings.items())
     return "\n".join([first, *(pair.format(*one) for one in values), last])
+
+
+WRITERS: Mapping[Language, Callable[[Settings, Mapping[str, Any]], str]] = {
+    "yaml": lambda settings, trainer: yaml(settings),
+    "hydra": lambda settings, trainer: hydra(settings, trainer.get("added", "")),
+    "toml": lambda settings, trainer: toml(settings),
+    "flags": lambda settings, trainer: flags(settings),
+    "python": lambda settings, trainer: python(trainer["call"], settings),
+}
+"""Language → the function that writes settings in it, by what the trainer's table says of it."""

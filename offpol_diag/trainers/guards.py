@@ -1,4 +1,4 @@
-"""What a trainer does otherwise than a preset where no key says so: dual clip, clamps, denominator.
+"""The clip of the loss in a trainer's keys, and in words what it does otherwise where no key says so.
 
 The `guards` of a form of a trainer's table:
 
@@ -16,15 +16,38 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from offpol_diag.errors import ConfigError
 from offpol_diag.presets import AGGREGATES, Clip, Preset, Weight
+from offpol_diag.trainers.writers import Settings
 
 DUAL = Clip().dual
 """The dual clip of presets by default: a guard, which is not set if the trainer has none."""
+UNCLIPPED = ("reinforce", "surrogate")
 AT = {"token": "each token", "aggregate": "the aggregate"}
 DENOMINATORS = {
     "all": "rejected tokens stay in the loss's denominator here; the preset takes them out",
     "kept": "rejected tokens leave the loss's denominator here; the preset leaves them in",
 }
+
+
+def clip(preset: Preset, keys: Mapping[str, Any]) -> Settings:
+    """Return the clip of the loss where it is not the trainer's default; no lower bound is 1, as r > 0.
+
+    Raises:
+        ConfigError: the ratio has no upper clip, which no trainer can express.
+    """
+    own, result = preset.clip, Settings()
+    if preset.loss in UNCLIPPED:
+        return result
+    if own.high is None:
+        raise ConfigError("a ratio that the loss does not clip from above")
+    bounds = (1.0 if own.low is None else own.low, own.high)
+    if list(bounds) != keys["default"]:
+        pair = zip((keys["low"], keys["high"]), bounds, strict=True) if "low" in keys else ()
+        result = dict(pair) or {keys["pair"]: bounds}
+    if "dual" in keys and preset.loss != "cispo" and own.dual not in (None, DUAL):
+        result[keys["dual"]] = own.dual
+    return result
 
 
 def dual_clip(preset: Preset, keys: Mapping[str, Any]) -> str:
@@ -41,7 +64,7 @@ def dual_clip(preset: Preset, keys: Mapping[str, Any]) -> str:
     return ""
 
 
-def guards(preset: Preset, trainer: Mapping[str, Any], denominator: str) -> Iterator[str]:
+def differences(preset: Preset, trainer: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each difference between a trainer's guards and the preset's."""
     for part in (preset.weight, *preset.reject):
         if part is None:
@@ -59,5 +82,6 @@ def guards(preset: Preset, trainer: Mapping[str, Any], denominator: str) -> Iter
             yield f"the clamp of the {what} acts on {AT[place]} here, in the preset on {AT[part.safety_at]}"
     if preset.weight is not None:
         yield trainer.get("overflow", "")
+    denominator = trainer.get("denominator", "all")
     if (preset.reject or preset.veto) and denominator not in ("", preset.denominator):
         yield DENOMINATORS[denominator]
