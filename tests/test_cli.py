@@ -24,7 +24,8 @@ from offpol_diag.cli import COMMANDS, app, exits, output, settings
 from offpol_diag.cli.exits import exit_codes
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.presets.catalogue import load
-from offpol_diag.trainers import defaults, sayable
+from offpol_diag.trainers import defaults
+from offpol_diag.trainers.translate import sayable
 from tests.factory import DumpFile
 
 SCRIPT = (sys.executable, "-m", "offpol_diag")
