@@ -8,6 +8,7 @@ it: whether a bound is part of its band is a trainer's decision, how exp(log(b))
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,61 +25,25 @@ CATALOGUE = load()
 
 # ---------------------------------------------------------------- presets
 
-RAW, TIS = Weight(action="none"), Weight(upper=2.0)
-VARIED = (
-    *(
-        "token_is@weight.lower=0.5",
-        "token_is@3:source=trl",
-        "token_is@weight.action=mask",
-        "token_is@loss=reinforce",
-    ),
-    *(
-        "token_icepop@source=miles",
-        "token_clip@0.5..2:source=slime",
-        "vanilla_is@source=areal",
-        "areal_decoupled@reject.lower=0.5",
-    ),
-    *(
-        "seq_is@5:source=skyrl",
-        "seq_is@weight.lower=0.2:weight.upper=5",
-        "seq_is@weight.action=mask",
-        "seq_is@loss=gspo",
-    ),
-    *(
-        "seq_icepop@inf..3:source=trl",
-        "seq_icepop@loss=cispo:clip.low=1:clip.high=4",
-        "seq_mask_tis@0.9..1.1",
-    ),
-    *("geo_is@1.001:weight.lower=0.999", "geo_is@5:weight.action=mask:source=areal", "geo_mask@0.999..1.002"),
-    *(
-        "geo_mask@0.5..2:reject.over=sum",
-        "slime_mis@source=miles",
-        "seq_mask_tis@0.999..1.002:source=nemo-rl",
-    ),
-    *("token_k3_mask@reject.statistic=k2", "token_k3_mask@0.01:reject.over=mean", "seq_error_mask@1.5"),
-    *(
-        "token_is_veto@veto.upper=100:source=skyrl",
-        "gspo@policy=current:source=openrlhf",
-        "recompute@loss=reinforce",
-    ),
-    *(
-        "areal_decoupled@loss=cispo:clip.low=1:clip.high=4",
-        "recompute@clip.low=inf:clip.high=inf:clip.dual=inf",
-    ),
-    *(
-        "bypass_pg_token_is@loss=surrogate",
-        "bypass_pg_token_is@5:source=skyrl",
-        "bypass_pg_token_icepop@0.2..5",
-        "ipo@-0.3..0.3",
-    ),
-    *(
-        "dppo_tv@reject.advantage=against:source=skyrl",
-        "dppo_kl@0.2:weight.action=none:loss=surrogate:source=skyrl",
-    ),
-    *(
-        "dppo_tv@-0.15..0.15:weight.action=truncate:weight.upper=1e4:loss=reinforce",
-        "token_clip@2:source=ms-swift",
-    ),
+RAW, TIS, MASKED = Weight(action="none"), Weight(upper=2.0), Weight(action="mask", upper=2.0)
+VARIED = re.findall(
+    r"\S+",
+    """
+    token_is@weight.lower=0.5 token_is@3:source=trl token_is@weight.action=mask token_is@loss=reinforce
+    token_icepop@source=miles token_clip@0.5..2:source=slime vanilla_is@source=areal
+    areal_decoupled@reject.lower=0.5 seq_is@5:source=skyrl seq_is@weight.lower=0.2:weight.upper=5
+    seq_is@weight.action=mask seq_is@loss=gspo seq_icepop@inf..3:source=trl
+    seq_icepop@loss=cispo:clip.low=1:clip.high=4 seq_mask_tis@0.9..1.1 geo_is@1.001:weight.lower=0.999
+    geo_is@5:weight.action=mask:source=areal geo_mask@0.999..1.002 geo_mask@0.5..2:reject.over=sum
+    slime_mis@source=miles seq_mask_tis@0.999..1.002:source=nemo-rl token_k3_mask@reject.statistic=k2
+    token_k3_mask@0.01:reject.over=mean seq_error_mask@1.5 token_is_veto@veto.upper=100:source=skyrl
+    gspo@policy=current:source=openrlhf recompute@loss=reinforce
+    areal_decoupled@loss=cispo:clip.low=1:clip.high=4 recompute@clip.low=inf:clip.high=inf:clip.dual=inf
+    bypass_pg_token_is@loss=surrogate bypass_pg_token_is@5:source=skyrl bypass_pg_token_icepop@0.2..5
+    ipo@-0.3..0.3 dppo_tv@reject.advantage=against:source=skyrl
+    dppo_kl@0.2:weight.action=none:loss=surrogate:source=skyrl
+    dppo_tv@-0.15..0.15:weight.action=truncate:weight.upper=1e4:loss=reinforce token_clip@2:source=ms-swift
+    """,
 )
 """Methods of the catalogue as one trainer or another has them."""
 OWN = {
@@ -104,12 +69,7 @@ OWN = {
     "normalized_raw": Preset("", "", weight=replace(RAW, normalize=True), reject=(Reject(upper=1.1),)),
     "unclipped_below": Preset("", "", weight=TIS, clip=Clip(None, 0.28, None)),
     "cispo_two_sided": Preset("", "", loss="cispo", clip=Clip(0.5, 2.0)),
-    "error_and_icepop": Preset(
-        "",
-        "",
-        weight=Weight(action="mask", upper=2.0),
-        reject=(Reject("mult_prob_error", "mean", upper=1.5),),
-    ),
+    "error_and_icepop": Preset("", "", weight=MASKED, reject=(Reject("mult_prob_error", "mean", upper=1.5),)),
 }
 """Corrections that are no row of the catalogue, where a table could go wrong."""
 BUILT_IN = {**CATALOGUE, **{one.name: one for one in map(CATALOGUE.__getitem__, VARIED)}}
@@ -215,9 +175,8 @@ def verl(f: Flat, p: Padded) -> Effect:
     if not block:
         return Effect(verl_flat(below(f, "algorithm."), p), clip=clip, denominator="kept")
     if "rollout_token_veto_threshold" in block:
-        return Effect(
-            verl_2025(block, p), "ppo_clip", "rollout" if block["bypass_mode"] else "old", clip, "kept"
-        )
+        anchor = "rollout" if block["bypass_mode"] else "old"
+        return Effect(verl_2025(block, p), "ppo_clip", anchor, clip, "kept")
     mode = actor.get("policy_loss.loss_mode", "ppo_clip")
     if not block["bypass_mode"]:
         return Effect(verl_2026(block, p, "old"), {"gpg": "reinforce"}.get(mode, mode), "old", clip, "")
@@ -281,21 +240,16 @@ def verl_2026(f: Flat, p: Padded, policy: str) -> Array:
         d = np.clip(p.gap(policy), -20, 20)
         x = {"k1": -d, "k2": d * d / 2, "k3": np.expm1(d) - d}[k]
         x = {"token": lambda x: x, "seq_sum": p.total, "seq_mean": p.mean, "seq_max": p.largest}[how](x)
-        logs = (
-            [math.log(float(bound)) for bound in threshold.split("_")]
-            if k == "k1"
-            else [None, float(threshold)]
-        )
-        keep = keep & within(x, *logs)
+        bounds = [float(bound) for bound in threshold.split("_")]
+        keep = keep & within(x, *(map(math.log, bounds) if k == "k1" else (None, *bounds)))
     return w * keep
 
 
 def flash_rl(f: Flat, p: Padded) -> Effect:
-    assert f["actor_rollout_ref.rollout.calculate_log_probs"] is True
-    actor = below(f, "actor_rollout_ref.actor.")
-    cap = actor["tis_imp_ratio_cap"]
-    clip = (actor.get("clip_ratio_low", 0.2), actor.get("clip_ratio_high", 0.2))
-    return Effect(np.minimum(exp(p.gap()), cap) if cap > 0 else 1.0, clip=clip)
+    """A cap on the token's ratio; the rest is verl's."""
+    cap = f["actor_rollout_ref.actor.tis_imp_ratio_cap"]
+    rest = verl({"algorithm.rollout_is": False} | f, p)
+    return replace(rest, factor=np.minimum(exp(p.gap()), cap) if cap > 0 else 1.0, denominator="all")
 
 
 # ---------------------------------------------------------------- TRL, ms-swift, OpenRLHF, NeMo-RL
@@ -307,10 +261,8 @@ def trl(f: Flat, p: Padded) -> Effect:
     low, high = g.get("clip_min"), g.get("clip_max", g.get("cap", 3.0))
     level, action = g.get("mode", "sequence_mask").split("_")
     ratio = exp(p.gap() if level == "token" else p.total(p.gap())) * np.ones(p.mask.shape)
-    bounded = (
-        np.clip(ratio, low, high) if action == "truncate" else np.where(within(ratio, low, high), ratio, 0.0)
-    )
-    return Effect(bounded if g.get("correction", True) else 1.0, *hf_loss(f))
+    w = np.clip(ratio, low, high) if action == "truncate" else ratio * within(ratio, low, high)
+    return Effect(w if g.get("correction", True) else 1.0, *hf_loss(f))
 
 
 def hf_loss(f: Flat) -> tuple[str, str, tuple[float, float | None]]:
@@ -358,14 +310,10 @@ def openrlhf(f: Flat, p: Padded) -> Effect:
 def nemo_rl(f: Flat, p: Padded) -> Effect:
     """ClippedPGLossFn, and the error mask before it."""
     g, error = below(f, "loss_fn."), f.get("grpo.seq_logprob_error_threshold")
-    sequence, on_policy = (
-        g.get("sequence_level_importance_ratios", False),
-        g.get("force_on_policy_ratio", False),
-    )
+    sequence, on_policy = g.get("sequence_level_importance_ratios"), g.get("force_on_policy_ratio")
     assert not sequence or g["token_level_loss"] is False
-    kind, high, low = (
-        g.get(f"truncated_importance_sampling_{key}") for key in ("type", "ratio", "ratio_min")
-    )
+    tis = below(g, "truncated_importance_sampling_")
+    kind, high, low = tis.get("type"), tis.get("ratio"), tis.get("ratio_min")
     assert high is None or kind is not None
     gap = p.gap("current" if on_policy else "old")  # prev_logprobs are the current ones then
     weight = exp(p.total(gap) if sequence else gap) * np.ones(p.mask.shape)
@@ -386,11 +334,8 @@ def nemo_rl(f: Flat, p: Padded) -> Effect:
 
 def slime(f: Flat, p: Padded) -> Effect:
     """--use-tis, IcePop, OPSM with --use-rollout-logprobs, and mis.py with the settings of mis.yaml."""
-    estimator, bypass, path = (
-        f["advantage-estimator"],
-        f["use-rollout-logprobs"],
-        f["custom-tis-function-path"] or "",
-    )
+    estimator, bypass = f["advantage-estimator"], f["use-rollout-logprobs"]
+    path = f["custom-tis-function-path"] or ""
     assert not (bypass and f["use-tis"])
     ratio, factor = exp(p.gap()), 1.0
     if "mis.compute_mis" in path:
@@ -434,28 +379,16 @@ def areal(f: Flat, p: Padded) -> Effect:
         assert decoupled
         assert f.get("behave_imp_weight_mode", "disabled") == "disabled"
         squares = gap[p.mask] ** 2
-        order, means = (
-            np.argsort(squares, kind="stable"),
-            np.cumsum(np.sort(squares)) / np.arange(1, squares.size + 1),
-        )
-        kept = np.zeros(squares.size)
-        kept[order[: max(int((means < f["m2_threshold"]).sum()), 1)]] = 1.0
-        factor = np.zeros(p.mask.shape)
-        factor[p.mask] = kept
+        means = np.cumsum(np.sort(squares)) / np.arange(1, squares.size + 1)
+        largest = np.sort(squares)[max(int((means < f["m2_threshold"]).sum()), 1) - 1]
+        factor = (gap**2 <= largest) * 1.0
     elif decoupled and "behave_imp_weight_cap" in f:
         level, action = f["behave_imp_weight_mode"].split("_")
-        w, cap = (
-            exp(gap if level == "token" else p.mean(gap)) * np.ones(p.mask.shape),
-            f["behave_imp_weight_cap"],
-        )
-        factor = np.where(over(w, cap), 0.0 if action == "mask" else cap, w)
+        w, cap = exp(gap if level == "token" else p.mean(gap)), f["behave_imp_weight_cap"]
+        factor = np.where(over(w, cap), 0.0 if action == "mask" else cap, w) * np.ones(p.mask.shape)
     elif decoupled:
-        metric, low, high, sequence = (
-            g["metric"],
-            g.get("lower"),
-            g.get("upper", 5.0),
-            g["level"] == "sequence",
-        )
+        metric, low, high = g["metric"], g.get("lower"), g.get("upper", 5.0)
+        sequence = g["level"] == "sequence"
         assert high > 1 or metric != "ratio"
         assert g["action"] == "mask" or metric == "ratio"
         x = {"ratio": gap, "kl_k1": gap, "kl_k2": gap**2 / 2, "kl_k3": exp(-gap) - 1 + gap}[metric]
@@ -496,23 +429,16 @@ def skyrl(f: Flat, p: Padded) -> Effect:
     """off_policy_correction, each stage on what the last has left; or a loss against the rollout."""
     assert f["generator.sampling_params.logprobs"] == 1
     f = below(f, "trainer.algorithm.")
-    kind, current, change = (
-        f["policy_loss_type"],
-        exp(p.gap("current"), 20),
-        np.exp(p.current) - np.exp(p.rollout),
-    )
+    kind, current = f["policy_loss_type"], exp(p.gap("current"), 20)
     d, c = below(f, "dppo."), below(f, "off_policy_correction.")
     cispo = (f.get("cispo.cispo_eps_clip_low", 1.0), f.get("cispo.cispo_eps_clip_high", 4.0))
     if kind == "dppo":
-        x = (
-            (change, -change)
-            if d["dppo_type"] == "binary_tv"
-            else (coin(p) * (change > 0), coin(p) * (change < 0))
-        )
-        up, down = over(x[0], d["delta_high"]), over(x[1], d["delta_low"])
-        return Effect(
-            current * ~np.where(p.advantages > 0, up, (p.advantages < 0) & down), "surrogate", "rollout"
-        )
+        change, far = np.exp(p.current) - np.exp(p.rollout), coin(p)
+        far = far if d.get("dppo_type") == "binary_kl" else np.abs(change)
+        up = (change > 0) & over(far, d.get("delta_high", 0.2))
+        down = (change < 0) & over(far, d.get("delta_low", 0.2))
+        gone = np.where(p.advantages > 0, up, (p.advantages < 0) & down)
+        return Effect(current * ~gone, "surrogate", "rollout")
     if kind == "cispo" and f.get("cispo.cispo_anchor") == "rollout":
         return Effect(np.clip(current, 1 - cispo[0], 1 + cispo[1]), "reinforce", "rollout")
     low, high = (c.get(f"outlier_token_is_threshold_{side}") for side in ("low", "high"))
