@@ -273,6 +273,19 @@ def test_trl_takes_every_block_that_is_printed_for_it(tmp_path):
             assert {key: getattr(made, key) for key in settings} == settings
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_ms_swift_takes_every_block_that_is_printed_for_it():
+    reason = "pip install --no-deps ms-swift==4.6.0 json_repair modelscope modelscope_hub"
+    module = pytest.importorskip("swift.rlhf_trainers.args_mixin", reason=reason, exc_type=ImportError)
+    parser = pytest.importorskip("transformers").HfArgumentParser(module.GRPOArgumentsMixin)
+    for config in configs("ms-swift").values():
+        words = shlex.split(config.snippets[0].text.replace("\\\n", " ").replace("--loss_type cispo", ""))
+        (made,) = parser.parse_args_into_dataclasses(words)  # an argument that it does not know ends the test
+        given = settings_of(config.snippets[0], "ms-swift")
+        assert all(getattr(made, key) in (value, None) for key, value in given.items() if key != "loss_type")
+
+
 # ---------------------------------------------------------------- what is said of it
 
 HEADINGS = {
@@ -297,7 +310,7 @@ REMARKS = [
     ("dppo_tv", "prime-rl", "cannot say this: a mask that asks for the advantage's sign", True),
     ("token_is", "skyrl", "unless policy_loss_type is dual_clip and clip_ratio_c is 3;", True),
     ("token_is", "trl", "no dual clip here unless delta is 3;", True),
-    ("dppo_tv@reject.advantage=against:source=skyrl", "skyrl", "the rejection is", False),
+    ("dppo_tv@-0.1..0.3:reject.advantage=against:source=skyrl", "skyrl", "the rejection is", False),
     ("token_is", "trl", "the weight is not clamped here before exp; in the preset clamped to ±20", True),
     ("token_is_rs_veto", "skyrl", "rejected tokens stay", True),
     *(("vanilla_is", trainer, "bounds of 1.0e-9 and 1.0e+9 are idle", True) for trainer in ("verl", "skyrl")),

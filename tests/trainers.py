@@ -40,7 +40,7 @@ VARIED = re.findall(
     gspo@policy=current:source=openrlhf recompute@loss=reinforce
     areal_decoupled@loss=cispo:clip.low=1:clip.high=4 recompute@clip.low=inf:clip.high=inf:clip.dual=inf
     bypass_pg_token_is@loss=surrogate bypass_pg_token_is@5:source=skyrl bypass_pg_token_icepop@0.2..5
-    ipo@-0.3..0.3 dppo_tv@reject.advantage=against:source=skyrl
+    ipo@-0.3..0.3 dppo_tv@-0.1..0.3 dppo_tv@-0.1..0.3:reject.advantage=against:source=skyrl
     dppo_kl@0.2:weight.action=none:loss=surrogate:source=skyrl
     dppo_tv@-0.15..0.15:weight.action=truncate:weight.upper=1e4:loss=reinforce token_clip@2:source=ms-swift
     """,
