@@ -1,12 +1,13 @@
-"""The page on causes, of the data that `doctor --explain` prints; for make.py."""
+"""The page on causes, of the classes that `doctor --explain` prints; for make.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from offpol_diag.diagnosis.causes import CAUSES
-from offpol_diag.diagnosis.pages import KINDS, TRAINERS, Case, Page, pages
+from offpol_diag.diagnosis.cause import TRAINERS, Cause, Thread
+from offpol_diag.diagnosis.registry import CAUSES
 from offpol_diag.report.diagnosis import sentence
+from offpol_diag.report.explain import KINDS, filled
 
 MADE = "<!-- Made by `python docs/make.py`; do not edit. -->\n\n"
 READ = (
@@ -20,8 +21,7 @@ READ = (
 
 def causes() -> str:
     """Every cause: what it looks like, public threads, how to confirm and fix it, what looks alike."""
-    known = pages()
-    rows = [(f"[`{one.id}`](#{one.id})", one.kind, one.title) for one in known.values()]
+    rows = [(f"[`{one.id}`](#{one.id})", one.kind, one.title) for one in CAUSES]
     return f"""{MADE}# Causes of a mismatch
 
 `offpol-diag doctor --explain CAUSE` prints one of these in the terminal, without a dump. Where nothing in a
@@ -30,40 +30,31 @@ token, Δ = log π_train − log π_rollout, r = e^Δ. "Of its uncertainty" is |
 read up to September 2026. Settings were read in {", ".join(READ[:-1])}
 and {READ[-1]}; flags that begin with `--sglang-` are SGLang's own, which slime hands on.
 
-{_table(("cause", "kind", "what it is"), rows)}{"".join(map(_section, known.values()))}"""
+{_table(("cause", "kind", "what it is"), rows)}{"".join(map(_section, CAUSES))}"""
 
 
-def _section(page: Page) -> str:
-    violates = CAUSES[page.id].violates
-    violates = f"**Violates.** {sentence(violates)}\n\n" if violates else ""
-    threads = "".join(f"- {_thread(one)}\n" for one in page.cases)
+def _section(cause: Cause) -> str:
+    parts = {"Looks like": cause.looks, "Violates": sentence(cause.violates) if cause.violates else ""}
+    said = "".join(f"**{name}.** {text}\n\n" for name, text in parts.items() if text)
+    threads = "".join(f"- {_thread(one)}\n" for one in cause.threads)
     known = f"**Known from**\n\n{threads}\n" if threads else ""
-    confirm = "".join(
-        f"- {name}: {page.confirm[key]}\n"
-        for key, name in TRAINERS.items()
-        if key != "any" and key in page.confirm
-    )
-    alike = "".join(f"- [`{name}`](#{name}): {what}\n" for name, what in page.alike.items())
+    settings = "".join(f"- {TRAINERS[name]}: {text}\n" for name, text in cause.settings.items())
+    confirm = f"**Confirm.** {filled(cause, cause.confirm)}\n\n" if cause.confirm else "**Confirm**\n\n"
+    fix = f"**Fix.** {filled(cause, cause.fix)}\n\n" if cause.fix else ""
+    apart = "".join(f"- [`{name}`](#{name}): {what}\n" for name, what in cause.apart.items())
     return f"""
-## {page.id}
+## {cause.id}
 
-{page.title}: {KINDS[page.kind]}.
+{cause.title}: {KINDS[cause.kind]}.
 
-**Looks like.** {page.looks}
+{said}{known}{confirm}{settings}{chr(10) if settings else ""}{fix}**Look-alikes**
 
-{violates}{known}**Confirm.** {page.confirm["any"]}
-
-{confirm}
-**Fix.** {page.fix}
-
-**Look-alikes**
-
-{alike}"""
+{apart}"""
 
 
-def _thread(case: Case) -> str:
-    cause = f" Cause: {case.cause}." if case.cause else ""
-    return f"{', '.join(map(_link, case.threads))}: {case.symptom}.{cause}"
+def _thread(one: Thread) -> str:
+    came = f" Cause: {one.cause}." if one.cause else ""
+    return f"{', '.join(map(_link, one.at))}: {one.symptom}.{came}"
 
 
 def _link(thread: str) -> str:

@@ -277,9 +277,9 @@ def named(summary: Result, command: str) -> Result:
 
 def within(summary: Result) -> Result:
     """Return the result with the range that K3 is expected in, where the metadata of the dump says enough."""
-    from offpol_diag.diagnosis import floors
+    from offpol_diag.diagnosis import recorded
 
-    found = floors.expected(summary.dump.provenance)
+    found = recorded.expected(summary.dump.provenance)
     return summary.model_copy(update={"charts": summary.charts.model_copy(update={"expected": found})})
 
 

@@ -17,10 +17,11 @@ from faults import responses as sampled
 from scipy import stats
 
 from offpol_diag.core.observe import analyze
-from offpol_diag.diagnosis import laws
+from offpol_diag.diagnosis.causes.boundary import Boundary
+from offpol_diag.diagnosis.causes.context import WrongContext
+from offpol_diag.diagnosis.causes.special_token import SpecialToken
 from offpol_diag.diagnosis.rows import SURE, Rows, bound
-from offpol_diag.diagnosis.signatures import Found, boundaries, contexts, special_tokens
-from offpol_diag.diagnosis.verdict import _side_effect
+from offpol_diag.diagnosis.seen import systematic
 from tests import oracles
 
 ROOT = Path(__file__).parent.parent
@@ -243,16 +244,6 @@ def test_the_first_token_after_another_prompt_is_no_boundary(tmp_path):
     assert (named[0], "boundary" in named) == ("wrong_context", False)
 
 
-@pytest.mark.parametrize(
-    ("other", "explained"), [("wrong_context", True), ("row_permutation", True), ("special_token", False)]
-)
-def test_a_first_token_is_explained_by_what_moves_or_misleads_all_tokens(other, explained):
-    rows = rows_of(responses(rng(), many=8))
-    every, first = np.ones(rows.sequences, bool), rows.index == 0
-    boundary = Found.of_tokens("boundary", "", rows, first, fields={"place": "the first token"})
-    assert _side_effect(boundary, [boundary, Found.of_sequences(other, "", rows, every)]) is explained
-
-
 def test_a_few_tokens_that_are_far_off_are_no_temperature_and_a_value_repeated_is_no_sentinel(tmp_path):
     """One in 200 is logged 3 to 7 nats too low, at any place: E[r] is 2, and 1 without them."""
 
@@ -447,7 +438,7 @@ def test_a_first_token_is_a_boundary_only_if_it_is_far_from_a_mismatch_of_all_to
     off = np.where(index == 0, 0.8 * times, 0.8) * chance.normal(1, 0.3, starts[-1])
     q[index == 0] = chance.choice([-0.5, -1.0, -2.0], 200)  # few first tokens, with values that do not fit
     rows = Rows(q, q - off, starts, index, scalars={"group_id": np.repeat(np.arange(25), 8).tolist()})
-    assert (boundaries(rows) is not None) == found
+    assert (Boundary().look(rows) is not None) == found
 
 
 @pytest.mark.parametrize(("lag", "size", "found"), [(1, 0.18, False), (0, 0.18, True), (1, 1.0, True)])
@@ -459,7 +450,7 @@ def test_an_id_that_an_update_moves_a_little_is_no_special_token(lag, size, foun
     q = -chance.exponential(1.5, 8000) - 0.3
     p = np.minimum(q + np.where(ids == 32, size, 0.0) + chance.normal(0, 0.03, 8000), 0.0)
     rows = Rows(q, p, starts, np.arange(8000) % 40, ids, scalars={"policy_lag": [lag] * 200})
-    assert (special_tokens(rows) is not None) == found
+    assert (SpecialToken().look(rows) is not None) == found
 
 
 def certain(fades):
@@ -476,7 +467,7 @@ def certain(fades):
 @pytest.mark.parametrize("fades", [True, False])
 def test_text_that_grows_certain_is_no_other_prompt(fades):
     """Another model is off by as much at every uncertain token; later ones are few."""
-    assert (contexts(certain(fades)) is not None) == fades
+    assert (WrongContext().look(certain(fades)) is not None) == fades
 
 
 @pytest.mark.parametrize(("late", "found"), [(0.12, True), (0.45, False)])
@@ -487,7 +478,7 @@ def test_an_adapter_that_moves_the_first_tokens_most_is_no_other_prompt(late, fo
     q = -chance.exponential(1.5, len(index)) - 0.3
     size = np.select([index < 1, index < 16], [2.6, 2.0], late) * chance.normal(1, 0.1, len(index))
     rows = Rows(q, q + size * np.expm1(q), starts, index, scalars={"policy_lag": [0] * 100})
-    assert (contexts(rows) is not None) == found
+    assert (WrongContext().look(rows) is not None) == found
 
 
 @pytest.mark.parametrize(("others", "found"), [(1.8, False), (0.1, True)])
@@ -500,7 +491,7 @@ def test_ids_that_are_uncertain_in_text_that_is_certain_are_no_special_tokens(ot
     p = q - np.where(kind < 0.02, 3.0, others) * -np.expm1(q) * chance.normal(1, 0.05, 8000)
     starts, index = np.arange(0, 8001, 80), np.arange(8000) % 80
     rows = Rows(q, p, starts, index, ids, scalars={"policy_lag": [0] * 100})
-    assert (special_tokens(rows) is not None) == found
+    assert (SpecialToken().look(rows) is not None) == found
 
 
 def test_responses_after_another_prompt_are_told_from_an_update_of_the_weights(tmp_path):
@@ -656,10 +647,10 @@ def test_the_identity_is_held_against_every_position(shift, found):
     delta[:, 0] += shift
     q = -chance.exponential(1, (400, 60))
     starts, position = np.arange(0, 400 * 60 + 1, 60), np.tile(np.arange(60), 400)
-    one = laws.positions(Rows(q.ravel(), (q + delta).ravel(), starts, position))
+    one = Boundary().look_alone(Rows(q.ravel(), (q + delta).ravel(), starts, position))
 
     assert (one is not None) is found
-    assert not found or one.fields["place"] == "the first token"
+    assert not found or one.words["place"] == "the first token"
 
 
 # ---------------------------------------------------------------- whether r depends on the token
@@ -721,7 +712,7 @@ def share_by_pairs(given, named):
 @pytest.mark.parametrize("seed", range(2))
 def test_the_systematic_share_is_that_of_all_pairs_of_different_responses(seed, named):
     given = responses(np.random.default_rng(seed))
-    found = laws.systematic(rows_of(given, named))
+    found = systematic(rows_of(given, named))
     value, low, high, parts = share_by_pairs(given, named)
     assert found.value == pytest.approx(value, rel=1e-9, abs=1e-12)
     assert (found.low, found.high) == pytest.approx((low, high), rel=1e-3)
@@ -736,10 +727,10 @@ def test_the_systematic_share_is_cut_at_2_and_of_no_order(named):
     def first(value):
         return [(*row[:3], [value if i == 0 else d for i, d in enumerate(row[3])]) for row in given]
 
-    far, cut = (laws.systematic(rows_of(first(value), named)) for value in (1e5, math.log(2)))
+    far, cut = (systematic(rows_of(first(value), named)) for value in (1e5, math.log(2)))
     assert far == cut  # a token beyond any float counts as one that doubles
-    one = laws.systematic(rows_of(given, named))
-    other = laws.systematic(rows_of([given[i] for i in chance.permutation(len(given))], named))
+    one = systematic(rows_of(given, named))
+    other = systematic(rows_of([given[i] for i in chance.permutation(len(given))], named))
     assert (one.value, one.low, one.high) == pytest.approx((other.value, other.low, other.high))
     assert one.groups == other.groups
 
@@ -748,7 +739,7 @@ def test_the_systematic_share_is_cut_at_2_and_of_no_order(named):
 @pytest.mark.parametrize(("shift", "noise"), [(0.0, 0.04), (0.02, 0.04), (0.04, 0.02)])
 def test_a_shift_of_every_token_of_a_kind_has_the_share_that_was_planted(shift, noise, named):
     given = responses(rng(), 400, 40, 6, 40, shift, noise)
-    found = laws.systematic(rows_of(given, named))
+    found = systematic(rows_of(given, named))
     whole = np.var([math.expm1(d) for *_, some in given for d in some])
     planted = 1 - noise**2 / whole if shift else 0.0
     assert found.low - 0.02 < planted < found.high + 0.02
@@ -759,9 +750,9 @@ def test_the_systematic_share_is_unknown_without_token_ids_or_where_kinds_hardly
     given = responses(rng())
     alone = [(name, at, [i * 100 + t for t in at], some) for i, (name, at, _, some) in enumerate(given)]
     equal = [(*row[:3], [0.0] * len(row[3])) for row in given]
-    assert laws.systematic(rows_of(given)) is not None
+    assert systematic(rows_of(given)) is not None
     for some in (rows_of(given, ids=False), *map(rows_of, (alone, given[:1], equal))):
-        assert laws.systematic(some) is None
+        assert systematic(some) is None
 
 
 @pytest.mark.parametrize(("column", "least"), [(None, 0.15), ("group_id", 0.0), ("token_ids", None)])

@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import offpol_diag
-from offpol_diag.diagnosis.floors import FLOORS, ceiling, expected
-from offpol_diag.diagnosis.recorded import PRECISIONS, recorded
+from offpol_diag.diagnosis.recorded import FLOORS, PRECISIONS, ceiling, expected, recorded
 
 BF16 = {"rollout_dtype": "bfloat16"}
 

@@ -809,7 +809,7 @@ def diagnosis(verdict):
         return make_summary(diagnosis=None)
     causes = [CAUSE] if verdict == "bug" else []
     fit = [CandidateCause(id="stale", kind="honest", statement="Old weights.")]
-    fit += [CandidateCause(id="sync_stopped", kind="bug", statement="Weights that do not arrive.")]
+    fit += [CandidateCause(id="weights_not_synced", kind="bug", statement="Weights that do not arrive.")]
     fit = {SEVERAL: fit[:1], A_BUG: fit}.get(verdict, [])
     verdict = "cannot_tell" if fit else verdict
     found = Diagnosis(verdict=verdict, headline="What it is.", causes=causes, candidates=fit)
@@ -896,5 +896,5 @@ def test_the_reason_names_the_cause_and_what_to_change_first():
     )
     assert honest.startswith("honest mismatch: The two engines disagree")
     assert "--fail-on cannot_tell fails for that" in unsure
-    assert perhaps.endswith("whether it is a bug, this dump cannot tell: sync_stopped would be one")
+    assert perhaps.endswith("whether it is a bug, this dump cannot tell: weights_not_synced would be one")
     assert FailOn(fail_on=["bug", " Cannot-Tell ", "honest_mismatch"]).fail_on == list(ORDER[:0:-1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -14,10 +13,10 @@ from faults import PROMPTS, WORDS, Policy, colder, log_softmax, penalised
 from faults import responses as sampled
 
 from offpol_diag.core.observe import analyze
-from offpol_diag.diagnosis.definition import faded
-from offpol_diag.diagnosis.laws import carried
+from offpol_diag.diagnosis.causes.constants import Sentinel
+from offpol_diag.diagnosis.causes.context import faded
+from offpol_diag.diagnosis.causes.special_token import SpecialToken
 from offpol_diag.diagnosis.rows import Rows
-from offpol_diag.diagnosis.signatures import sentinels, special_tokens
 
 OLD = Policy()
 
@@ -128,8 +127,8 @@ def test_a_token_that_truncated_sampling_left_alone_is_no_sentinel(lowest, cause
     q[alone] = 0.0
     p = q - np.where(alone, -chance.uniform(lowest, -0.5, many), chance.uniform(0.1, 1.5, many))
     rows = Rows(q, p, np.arange(0, many + 1, 64), np.tile(np.arange(64), 40), chance.integers(0, 99, many))
-    found = sentinels(rows)
-    assert [one.cause for one in (found,) if one] == causes
+    found = Sentinel().look(rows)
+    assert [one.id for one in (found,) if one] == causes
 
 
 @pytest.mark.parametrize(("around", "named"), [(0.04, True), (0.47, False)])
@@ -140,7 +139,7 @@ def test_an_id_is_scored_differently_where_the_tokens_before_it_agree(around, na
     q = np.where(ids == 5, -1.0, -3.0)
     p = q - np.where(ids == 5, 3.0, around * chance.choice([-1, 1], many))
     rows = Rows(q, p, np.arange(0, many + 1, 64), np.tile(np.arange(64), 40), ids)
-    assert (special_tokens(rows) is not None) is named
+    assert (SpecialToken().look(rows) is not None) is named
 
 
 def off_by(sizes):
@@ -162,40 +161,6 @@ def test_which_penalty_it_is_is_told_by_the_ids_of_the_prompt(tmp_path, counts):
     assert ("in the prompt too, as repetition_penalty does" in one.statement) is counts
     assert ("as presence_penalty and frequency_penalty do" in one.statement) is not counts
     assert one.fix.startswith("sample with repetition_penalty=1.0" if counts else "sample with presence")
-
-
-ROW = np.arange(48)
-
-
-def carriers(labels=None, scalars=None, ids=None):
-    """Return what a mismatch of 48 rows of 64 tokens goes with; its level is given by row, its sign by id."""
-    chance = rng(0)
-    size = np.repeat(0.05 * (1.0 + (ROW * 0 if labels is None else labels)), 64)
-    sign = chance.choice([-1, 1], 48 * 64)
-    kinds = chance.integers(0, 12, 48 * 64)
-    if ids:
-        sign = np.where(kinds % 2, 1, -1)
-    size = size * chance.uniform(0.8, 1.2, 48 * 64)
-    q = np.full(48 * 64, -1.0)
-    rows = Rows(q, q - sign * size * np.expm1(q), np.arange(0, 48 * 64 + 1, 64), np.tile(np.arange(64), 48))
-    return carried(replace(rows, ids=kinds, scalars=scalars or {}))
-
-
-@pytest.mark.parametrize(
-    ("key", "labels", "scalars"),
-    [
-        ("length", ROW // 12, {"prompt_length": (64 * (1 + ROW // 12)).tolist()}),
-        ("prompt", ROW % 8, {"group_id": (ROW % 8).tolist()}),
-        ("group", ROW % 4 == 1, {"env": [("code", "math", "web", "qa")[row % 4] for row in ROW]}),
-        ("kind", None, None),
-    ],
-)
-def test_what_a_mismatch_goes_with_is_measured_against_shuffled_rows(key, labels, scalars):
-    found = carriers(labels, scalars, ids=key == "kind")
-    assert list(found) == [key]
-    assert found[key][1] > 0.8
-    shuffled = None if labels is None else rng(1).permutation(labels)
-    assert key not in carriers(shuffled, scalars)
 
 
 @pytest.mark.parametrize("shift", [0, 1])
@@ -260,7 +225,7 @@ def test_an_edge_at_a_place_in_prompt_and_response_is_found_by_the_length_of_the
     off = off_by([1.0] * len(lengths))["old_log_probs"]
     edge = each("old_log_probs", lambda i, p, q: np.where(np.arange(len(p)) + lengths[i] < 45, p, off[i]))
     found = diagnosed(tmp_path, edge | {"prompt_length": lengths}, *(["prompt_length"] if known else []))
-    said = "Beyond about token 45 of prompt and response the engine computes something else."
+    said = "Beyond about token 45 of prompt and response engine and trainer compute different things."
     assert (said in [one.statement for one in found.causes]) is known
 
 

@@ -92,7 +92,7 @@ def presets(request: requests.Presets) -> None:
 
 def explain(request: requests.Doctor, cause: str) -> None:
     """Print what is known of a cause, or the list of causes; with --md as Markdown."""
-    from offpol_diag.diagnosis.pages import page
+    from offpol_diag.diagnosis import registry
     from offpol_diag.report.explain import every_cause, explained
     from offpol_diag.report.markdown import markdown
     from offpol_diag.report.terminal import terminal
@@ -102,7 +102,7 @@ def explain(request: requests.Doctor, cause: str) -> None:
         if value and not request.from_file("dump"):
             hint = "`offpol-diag doctor --explain CAUSE` writes text, and with --md Markdown"
             raise UsageError(f"--explain reads no dump and has no result, and {name} is given", hint)
-    answer = every_cause() if cause == EVERY else explained(page(cause))
+    answer = every_cause() if cause == EVERY else explained(registry.cause(cause))
     if request.md is not None:
         check(request.md)
     shown = terminal(answer, request.verbose, request.quiet)

@@ -20,9 +20,9 @@ from offpol_diag.core.gap import DRIFTS, Drift
 from offpol_diag.core.intervals import Reader, missing, plain
 from offpol_diag.core.state import Array, State
 from offpol_diag.core.study import Study
+from offpol_diag.diagnosis.decide import diagnose
 from offpol_diag.diagnosis.reference import in_dump
 from offpol_diag.diagnosis.rows import Rows
-from offpol_diag.diagnosis.verdict import diagnose
 from offpol_diag.dump.read import Dump
 from offpol_diag.number import Number, Numbers, finite
 from offpol_diag.presets import Preset

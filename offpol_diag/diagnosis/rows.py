@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import NormalDist
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offpol_diag.core.intervals import quantile
 from offpol_diag.core.kept_rows import IN_PROMPT, Sample
+from offpol_diag.diagnosis.recorded import Recorded
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+T = TypeVar("T")
 
 CAP = 3.0
 """Bound on |Δ| in robust statistics, nats: a factor of 20."""
@@ -26,6 +28,25 @@ CAP = 3.0
 
 LARGEST = 1e6
 """Bound on logged values, nats, so that sums of squares stay finite."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a dump says as a whole.
+
+    Attributes:
+        recorded: what the metadata says of the engine.
+        moved: standard errors by which cov(A, min(r, 2)) lies above 0, or None.
+        synced: lower end of the interval of K3 at lag 0, or of all rows where no lag is recorded, nats.
+        healthy: whether the mismatch is as small as rounding makes it.
+        lone: whether it is so but for single tokens.
+    """
+
+    recorded: Recorded = field(default_factory=Recorded)
+    moved: float | None = None
+    synced: float | None = None
+    healthy: bool = False
+    lone: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,6 +66,7 @@ class Rows:
         turn: index of its turn (a run of tokens between holes of the mask) in its response, [T], or None.
         width: number of tokens of its row, masked ones and padding included, [T], or None.
         sign: 0 where the advantage is negative, 1 where it is 0, 2 where it is positive, [T], or None.
+        known: what the dump says as a whole.
     """
 
     q: Floats
@@ -59,6 +81,7 @@ class Rows:
     turn: Ints | None = None
     width: Ints | None = None
     sign: Floats | None = None
+    known: Known = field(default_factory=Known)
 
     @classmethod
     def sampled(cls, sample: Sample) -> Rows:
@@ -130,6 +153,24 @@ class Rows:
         """Mean of `size` per sequence, [S] nats."""
         return self.mean(self.size)
 
+    @cached_property
+    def edges(self) -> tuple[Ints, Ints]:
+        """Distance of each token from both ends of its run of unmasked tokens, [T] each."""
+        new = np.ones(self.tokens + 1, bool)
+        new[1:-1] = (np.diff(self.position) != 1) | (self.index[1:] == 0)
+        at = np.flatnonzero(new)
+        which = np.cumsum(new[:-1]) - 1
+        place = np.arange(self.tokens)
+        return place - at[which], at[which + 1] - 1 - place
+
+    def runs(self, tokens: Flags) -> tuple[Ints, Ints]:
+        """Return the first token and the length of each run of consecutive flagged tokens of a sequence."""
+        start = tokens.copy()
+        start[1:] &= ~(tokens[:-1] & (self.index[1:] > 0))
+        which = np.cumsum(start) - 1
+        first = np.flatnonzero(start)
+        return first, np.bincount(which[tokens], minlength=len(first))
+
     def of(self, sequences: Ints) -> Flags:
         """Return flags of these sequences, [S]."""
         return np.isin(np.arange(self.sequences), sequences)
@@ -163,28 +204,76 @@ class Rows:
             self.position[tokens],
             some(self.ids),
             some(self.entropy),
-            {
+            scalars={
                 name: [x for x, there in zip(column, filled, strict=True) if there]
                 for name, column in self.scalars.items()
             },
-            some(self.reference),
-            some(self.in_prompt),
-            some(self.turn),
-            some(self.width),
-            some(self.sign),
+            reference=some(self.reference),
+            in_prompt=some(self.in_prompt),
+            turn=some(self.turn),
+            width=some(self.width),
+            sign=some(self.sign),
+            known=self.known,
         )
 
     def only(self, sequences: Flags) -> Rows:
         """Drop the sequences that are not flagged."""
         return self if sequences.all() else self.keep(sequences[self.owner])
 
+    def once(self, make: Callable[[Rows], T]) -> T:
+        """Return what is made of the rows, the same each time."""
+        name = f"once {make.__qualname__}"
+        if name not in vars(self):
+            vars(self)[name] = make(self)
+        found: T = vars(self)[name]
+        return found
+
     def with_q(self, q: Floats) -> Rows:
         """Replace the rollout log-probs, and drop the logged entropy, which belongs to the old ones."""
         return replace(self, q=q, entropy=None)
 
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the columns of a dump of these rows, a list or scalar per sequence, unmasked."""
+        values = {"rollout_log_probs": self.q, "old_log_probs": self.p, "token_ids": self.ids}
+        lists = {
+            name: [part.tolist() for part in np.split(x, self.starts[1:-1])]
+            for name, x in (values | {"entropy": self.entropy}).items()
+            if x is not None
+        }
+        return {**lists, **{name: list(column) for name, column in self.scalars.items()}}
+
     def column(self, name: str) -> list[Any]:
         """Return a scalar column, [S]; all None if the dump lacks it."""
         return list(self.scalars.get(name, [None] * self.sequences))
+
+
+def percent(share: float) -> str:
+    """Format a share: 16%, 0.42%."""
+    return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.3g}%"
+
+
+def correlation(x: Floats, y: Floats) -> float:
+    """Return the Pearson correlation of log-probs cut at −20; NaN for fewer than 3 values or a constant."""
+    if len(x) < 3:
+        return float("nan")
+    x, y = np.maximum(x, -20), np.maximum(y, -20)
+    sx, sy = x.std(), y.std()
+    return float(np.mean((x - x.mean()) * (y - y.mean())) / (sx * sy)) if sx > 0 and sy > 0 else float("nan")
+
+
+def against_chance(rows: Rows, first: int, last: int) -> float:
+    """Return the ratio of mean |p − q| of tokens to that of all pairs (p, q) of them; 1: unrelated."""
+    last = min(last, first + 256)
+    p, q = rows.p[first:last], rows.q[first:last]
+    pairs = np.minimum(np.abs(p[:, None] - q[None, :]), CAP).mean()
+    return float(np.minimum(np.abs(p - q), CAP).mean() / pairs) if pairs > 0 else 0.0
+
+
+def jittered(rows: Rows, size: Any, rng: np.random.Generator) -> Floats:
+    """Return log π_train with noise of `size` [T] × (1 − π_rollout) added so that E[r] stays, [T]."""
+    wide = size * -np.expm1(rows.q)
+    off = np.where(wide > 0, wide * rng.standard_normal(rows.tokens) - wide**2 / 2, 0.0)
+    return np.asarray(np.where(off == 0, rows.p, np.minimum(rows.p + off, -1e-9)))
 
 
 def uncertain(rows: Rows) -> Flags:

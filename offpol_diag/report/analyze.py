@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import PurePath
 
 from offpol_diag.advice.growth import MERGE
-from offpol_diag.diagnosis.pages import pages
 from offpol_diag.metrics import FIRST_GAP, METRICS, PAIRS, Tone, band, metric, tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, doubted, say, written
@@ -375,7 +374,7 @@ def _explained(summary: Result) -> tuple[tuple[str, str], ...]:
     if given is None:
         return ()
     named = [*(one.id for one in given.causes), *(one.id for one in given.candidates)]
-    return tuple(("explain", f"{COMMAND} {name}") for name in named if name in pages())
+    return tuple(("explain", f"{COMMAND} {name}") for name in named)
 
 
 def _commands(summary: Result) -> Iterator[tuple[str, str]]:

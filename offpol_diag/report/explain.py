@@ -2,49 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator
 
-from offpol_diag.diagnosis.causes import CAUSES
-from offpol_diag.diagnosis.pages import KINDS, TRAINERS, Case, Page, pages
+from offpol_diag.diagnosis.cause import TRAINERS, Cause, Thread
+from offpol_diag.diagnosis.registry import CAUSES
 from offpol_diag.report.answer import Answer, Fact, Line
 from offpol_diag.report.diagnosis import sentence
 from offpol_diag.table import Table
 
 COMMAND = "offpol-diag doctor --explain"
+KINDS = {
+    "logged": "a bug: the numbers are logged wrongly",
+    "sampled": "a bug: tokens were sampled from another distribution than the logged one",
+    "model": "a bug: the two sides compute different models",
+    "weights": "a bug: the two sides hold different weights",
+    "honest": "an honest mismatch",
+}
+"""Kind of a cause → what is said of it."""
 
 
-def explained(page: Page) -> Answer:
+def explained(cause: Cause) -> Answer:
     """Return what is known of a cause."""
-    others = tuple(("explain", f"{COMMAND} {name}") for name in list(page.alike)[:1])
+    others = tuple(("explain", f"{COMMAND} {name}") for name in list(cause.apart)[:1])
     return Answer(
-        f"{page.id}: {KINDS[page.kind]}",
+        f"{cause.id}: {KINDS[cause.kind]}",
         "",
-        page.title,
+        cause.title,
         "info",
-        facts=tuple(_facts(page)),
+        facts=tuple(_facts(cause)),
         next=(*others, ("doctor", "offpol-diag doctor DUMP.parquet")),
-        heading=page.id,
+        heading=cause.id,
     )
 
 
-def _facts(page: Page) -> Iterator[Fact]:
+def _facts(cause: Cause) -> Iterator[Fact]:
     """Yield what it looks like, known threads, how to confirm it, how to fix it, and what looks alike."""
-    yield _said("Looks like", page.looks)
-    if CAUSES[page.id].violates:
-        yield _said("Violates", sentence(CAUSES[page.id].violates))
-    if page.cases:
-        yield _said("Known from", *map(thread, page.cases))
-    for key, name in TRAINERS.items():
-        if key in page.confirm:
-            yield _said("Confirm" if key == "any" else f"In {name}", plain(page.confirm[key]))
-    yield _said("Fix", plain(page.fix))
-    yield _said("Look-alikes", *(f"{name}: {what}" for name, what in page.alike.items()))
+    yield _said("Looks like", cause.looks)
+    if cause.violates:
+        yield _said("Violates", sentence(cause.violates))
+    if cause.threads:
+        yield _said("Known from", *map(thread, cause.threads))
+    if cause.confirm:
+        yield _said("Confirm", plain(filled(cause, cause.confirm)))
+    for name, text in cause.settings.items():
+        yield _said(f"In {TRAINERS[name]}", plain(text))
+    if cause.fix:
+        yield _said("Fix", plain(filled(cause, cause.fix)))
+    yield _said("Look-alikes", *(f"{name}: {what}" for name, what in cause.apart.items()))
 
 
-def thread(case: Case) -> str:
-    """Return a public thread in a sentence."""
-    cause = f" Cause: {case.cause}." if case.cause else ""
-    return f"{', '.join(case.threads)}: {case.symptom}.{cause}"
+def filled(cause: Cause, text: str) -> str:
+    """Return a text of a cause as a sentence, with words for what a dump would fill in."""
+    return sentence(text.format_map(defaultdict(str, cause.blanks)))
+
+
+def thread(one: Thread) -> str:
+    """Return public threads about one event in a sentence."""
+    came = f" Cause: {one.cause}." if one.cause else ""
+    return f"{', '.join(one.at)}: {one.symptom}.{came}"
 
 
 def plain(text: str) -> str:
@@ -60,14 +76,12 @@ def _said(label: str, *lines: str) -> Fact:
 
 def every_cause() -> Answer:
     """Return the list of causes."""
-    known: Mapping[str, Page] = pages()
-    rows = [(one.id, one.kind, one.title) for one in known.values()]
-    table = Table("causes", "", ("cause", "kind", "what it is"), rows)
+    rows = [(one.id, one.kind, one.title) for one in CAUSES]
     return Answer(
         "what each looks like, how to confirm it in a trainer, and how to fix it",
         "",
         f"{len(rows)} causes of a mismatch",
         "info",
-        tables=(table,),
+        tables=(Table("causes", "", ("cause", "kind", "what it is"), rows),),
         next=(("explain", f"{COMMAND} CAUSE"),),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from offpol_diag.diagnosis.floors import observed
+from offpol_diag.diagnosis.recorded import observed
 from offpol_diag.metrics import BANDS, METRICS, REGIMES, tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, rounded, say_value, size

@@ -1,0 +1,183 @@
+"""A cause of a mismatch: what it looks like, how it is found, said, confirmed and mended, and how it is made.
+
+A subclass in a file of `causes/`, listed in `registry.CAUSES`, is all that a cause is: the answer of
+`doctor`, `doctor --explain`, docs/causes.md, the test of planted faults and benchmarks/doctor.py are made of
+it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from offpol_diag.diagnosis.rows import Flags, Rows
+from offpol_diag.diagnosis.seen import Seen
+
+Says = Callable[[Seen], str]
+"""A piece of evidence: a sentence, or nothing where it does not hold."""
+
+
+@dataclass(frozen=True)
+class Thread:
+    """Public threads about one event: `owner/repository#number`, what was seen, and what it came from."""
+
+    at: tuple[str, ...]
+    symptom: str
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A cause that was found in some rows.
+
+    Attributes:
+        cause: which.
+        evidence: the numbers that say it, in words.
+        rows: the rows in which it was found, T tokens of S sequences.
+        tokens: flags of the tokens concerned, [T].
+        sequences: flags of the sequences concerned, [S].
+        repaired: the rows with the fault undone, or without the tokens concerned; None if no repair is known.
+        exact: whether the evidence is a count and needs no interval.
+        approximate: whether the repair is approximate.
+        alone: whether it counts only where nothing else is found.
+        words: what is filled into the cause's sentences; `sentence`, `confirm`, `fix` and `after` replace
+            them.
+        where: the group of sequences that has the fault (`host = b`), or empty.
+    """
+
+    cause: Cause
+    evidence: str
+    rows: Rows
+    tokens: Flags
+    sequences: Flags
+    repaired: Rows | None = None
+    exact: bool = False
+    approximate: bool = False
+    alone: bool = False
+    words: Mapping[str, str] = field(default_factory=dict)
+    where: str = ""
+
+    @property
+    def id(self) -> str:
+        """The id of the cause."""
+        return self.cause.id
+
+    @property
+    def helps(self) -> bool:
+        """Whether the repair brings the tokens concerned at least halfway to the K3 of the others.
+
+        Where it concerns every token, it must fall by half. What is counted needs no repair to be
+        true.
+        """
+        if self.repaired is None or self.exact or not self.repaired.tokens:
+            return True
+        others = self.rows.k3_cut[~self.tokens]
+        target = float(others.mean()) if len(others) else 0.0
+        return float(self.repaired.k3_cut.mean()) <= HALFWAY * (float(self.rows.k3_cut.mean()) + target)
+
+
+HALFWAY = 0.5
+"""Share of the way to the level of the other tokens that a repair has to go: of six misleading answers to
+dumps that no rule had been written on, five named a repair that changed nothing."""
+
+
+class Cause:
+    """One cause; its attributes are texts, with fields in braces that `Found.words` fills in.
+
+    Attributes:
+        id: the name, as in `doctor --explain ID`.
+        title: what is wrong, in a clause.
+        kind: the numbers are logged wrongly, tokens were sampled otherwise than logged, the two sides compute
+            another model or hold other weights (all of these are bugs), or the mismatch is honest.
+        needs: columns without which it is not looked for.
+        looks: what it looks like in the numbers.
+        sentence: what is said of a dump, a clause.
+        violates: the fact that the numbers contradict.
+        confirm: the measurement that confirms it.
+        fix: what to change.
+        after: the repair that the numbers after the fix assume.
+        ruled_out: the words that say that it was looked for and not found; empty if that says little.
+        apart: cause that looks like it → what tells the two apart.
+        blanks: field of `sentence`, `confirm` or `fix` → what stands for it where no dump is at hand.
+        statement: what would be wrong, a sentence, where nothing is established and it may fit.
+        speaks_for, speaks_against: evidence for and against it then.
+    """
+
+    id: ClassVar[str]
+    title: ClassVar[str]
+    kind: ClassVar[Literal["logged", "sampled", "model", "weights", "honest"]] = "logged"
+    needs: ClassVar[tuple[str, ...]] = ()
+    looks: ClassVar[str]
+    sentence: ClassVar[str]
+    violates: ClassVar[str] = ""
+    confirm: ClassVar[str] = ""
+    fix: ClassVar[str] = ""
+    after: ClassVar[str] = ""
+    ruled_out: ClassVar[str] = ""
+    apart: ClassVar[Mapping[str, str]] = {}
+    blanks: ClassVar[Mapping[str, str]] = {}
+    statement: ClassVar[str] = ""
+    speaks_for: ClassVar[tuple[Says, ...]] = ()
+    speaks_against: ClassVar[tuple[Says, ...]] = ()
+
+    @property
+    def verdict(self) -> Literal["bug", "honest"]:
+        """Whether it is a bug, or an honest mismatch."""
+        return "honest" if self.kind == "honest" else "bug"
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Trainer → how its own settings and columns confirm it."""
+        return {name: _said().get(self.id, {})[name] for name in TRAINERS if name in _said().get(self.id, {})}
+
+    @property
+    def threads(self) -> tuple[Thread, ...]:
+        """Public threads of which it became known as the cause."""
+        rows = _said().get(self.id, {}).get("threads", [])
+        return tuple(Thread(tuple(one["at"]), one["symptom"], one.get("cause", "")) for one in rows)
+
+    def look(self, rows: Rows) -> Found | None:
+        """Look for it in rows that are mended of what was found before; None if it is not there."""
+        return None
+
+    def look_alone(self, rows: Rows) -> Found | None:
+        """Look for what counts only where nothing else is found."""
+        return None
+
+    def fits(self, seen: Seen) -> bool:
+        """Return whether it may be the cause where none is established."""
+        return False
+
+    def make(self, rows: Rows, rng: np.random.Generator) -> Rows | None:
+        """Make the fault in healthy rows, for tests and benchmarks; None if that needs a model."""
+        return None
+
+    def of_sequences(self, evidence: str, rows: Rows, sequences: Flags, **rest: Any) -> Found:
+        """Return a finding in whole sequences, [S]."""
+        return Found(self, evidence, rows, **{"tokens": sequences[rows.owner], "sequences": sequences} | rest)
+
+    def of_all(self, evidence: str, rows: Rows, **rest: Any) -> Found:
+        """Return a finding in all tokens."""
+        return self.of_sequences(evidence, rows, np.ones(rows.sequences, bool), **rest)
+
+    def of_tokens(self, evidence: str, rows: Rows, tokens: Flags, **rest: Any) -> Found:
+        """Return a finding in single tokens [T], which the repair leaves out."""
+        return Found(
+            self, evidence, rows, tokens, rows.sum(tokens) > 0, **{"repaired": rows.keep(~tokens)} | rest
+        )
+
+
+TRAINERS = {"verl": "verl", "trl": "TRL", "slime": "slime", "nemo-rl": "NeMo-RL"}
+"""Key in data/causes.toml → what the trainer is called."""
+
+
+@cache
+def _said() -> Mapping[str, Any]:
+    text = files("offpol_diag").joinpath("data", "causes.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)

@@ -1,0 +1,78 @@
+"""The log-prob of the likeliest token in place of the sampled one's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from offpol_diag.diagnosis.cause import Cause, Found
+from offpol_diag.diagnosis.causes.sampling import other_base
+from offpol_diag.diagnosis.rows import Rows, percent
+
+FAR, NEAR, BELOW = 0.7, 0.1, 0.3
+"""|Δ| of a token that was not the likeliest, of one that was, and how far the column may lie below, nats."""
+FEWEST, SOME = 30, 0.05
+"""Fewest tokens that were not the likeliest, and least share of either kind."""
+SUMS, MASS = 0.985, 1.02
+"""Share of these whose two probabilities are of two tokens of one distribution, and most of their sum."""
+MOST_CERTAIN, SPREAD = 0.2, 0.5
+"""Most of these that may be logged as certain, as a constant is, and least share of different values."""
+
+
+class Top1Logged(Cause):
+    """A column that is never below the other, and one distribution's best where it is above."""
+
+    id = "top1_logged"
+    title = "The best token's log-prob was logged and not the sampled one's"
+    looks = (
+        "The rollout column is never below the trainer's by more than 0.3, and π_train + π_rollout stays "
+        "below 1.02 for tokens that are far off. At temperature 0 all is well."
+    )
+    sentence = "the {column} column holds the log-prob of the likeliest token, not of the sampled one"
+    violates = "the log-prob of a sampled token is often below that of the likeliest one"
+    confirm = (
+        "print the dict of log-probs that the {side} returns for one token: the entry of the sampled id is "
+        "not always the first"
+    )
+    fix = "take the entry of the sampled id, not the first (vLLM: logprobs[token_id].logprob)"
+    after = "without the tokens that were not the likeliest"
+    ruled_out = "the log-prob of the likeliest token in place of the sampled one's"
+    apart = {
+        "rollout_raw_logprobs": (
+            "There most tokens are off a little; here those that were not the best by much."
+        ),
+    }
+    blanks = {"column": "rollout or train", "side": "engine or trainer"}
+
+    def look(self, rows: Rows) -> Found | None:
+        if other_base(rows) is not None:
+            return None
+        for name, x, other in (("rollout", rows.q, rows.p), ("train", rows.p, rows.q)):
+            above = x - other
+            far, below = above > FAR, float(np.mean(above < -BELOW))
+            if (
+                far.sum() < max(FEWEST, SOME * len(far))
+                or np.mean(np.abs(above) < NEAR) < SOME
+                or below > 0.01
+            ):
+                continue
+            share = float(np.mean(np.exp(np.minimum(x[far], 0)) + np.exp(np.minimum(other[far], 0)) <= MASS))
+            constant = len(np.unique(x[far])) < SPREAD * far.sum() or (x[far] > -1e-4).mean() > MOST_CERTAIN
+            if share < SUMS or constant:
+                continue
+            evidence = (
+                f"the {name} column is below the other by more than {BELOW:g} nats at {percent(below)} of "
+                f"the tokens, above it by more than {FAR:g} at {percent(float(far.mean()))}; both "
+                f"probabilities add up to at most {MASS:g} in {percent(share)} of these"
+            )
+            # what was sampled is likely where the column is right: nothing else is to be seen
+            nothing = rows.keep(np.zeros(rows.tokens, bool))
+            return self.of_tokens(evidence, rows, far, repaired=nothing, words={"column": name})
+        return None
+
+    def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
+        """Log for tokens that are less likely than the rest together most of the rest's probability."""
+        rest = np.log(np.maximum(-np.expm1(rows.q), 1e-12))
+        best = rest + np.log(rng.uniform(0.6, 0.9, rows.tokens))
+        return replace(rows, q=np.where(best > rows.q, np.minimum(best, -1e-4), rows.q))

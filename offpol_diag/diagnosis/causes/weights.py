@@ -1,0 +1,155 @@
+"""Weights of the engine that are not the trainer's, though the dump says that they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from offpol_diag.diagnosis.cause import Cause, Found
+from offpol_diag.diagnosis.numbers import HEALTHY_K3
+from offpol_diag.diagnosis.rows import Flags, Rows, jittered, numbers, percent
+from offpol_diag.diagnosis.seen import (
+    ROUNDED,
+    SYNCED,
+    Seen,
+    close,
+    course,
+    grows,
+    in_sync,
+    noise,
+    not_at_step_0,
+    returns,
+    rises,
+    shared_much,
+    wide,
+)
+
+DIGESTS = ("weight_digest_rollout", "weight_digest_train")
+"""Columns with a digest of the weights that sampled a row, and of those that scored it."""
+FEWEST_STEPS = 4
+"""Fewest steps by which digests that stay are told from a constant lag that is not written down."""
+FEWEST_ROWS, ODD = 16, 3
+"""Fewest sequences at lag 0, and fewest steps that are off where later ones are in sync again: one step may
+be odd."""
+
+
+class WeightsNotSynced(Cause):
+    """Digests that differ at lag 0, or a level at lag 0 that rises from rounding."""
+
+    id = "weights_not_synced"
+    title = "At lag 0 the engine does not have the trainer's weights"
+    kind = "weights"
+    looks = (
+        "At a recorded lag of 0 the level |Δ|/(1 − π_rollout) rises from rounding (up to 0.06) to more than "
+        "8 bits make it (0.12), from a step on or at some steps; or digests of the two sides' weights "
+        "differ. Weights that stopped arriving grow with the step; with an adapter that is never sent the "
+        "engine samples from the base model; a head, experts or an adapter's scale that are others are there "
+        "at every step."
+    )
+    sentence = "the engine does not have the trainer's weights {since}, though the dump says policy_lag 0"
+    violates = "at policy lag 0 the engine has the trainer's weights"
+    confirm = (
+        "compare a checksum of one weight tensor on both sides after the next sync (columns "
+        "weight_digest_rollout and weight_digest_train), and list the adapters that the engine holds"
+    )
+    fix = (
+        "look at what carries the weights over: adapters never sent or not named in the request (vLLM: "
+        "enable_lora), names the engine does not know, a sync that fails or is skipped, sleep level 2, "
+        "repacked experts; if a sync every n steps is meant, write policy_lag"
+    )
+    after = "without these sequences"
+    ruled_out = ""
+    blanks = {"since": "since some step, or at some steps"}
+    apart = {
+        "stale": "There the recorded lag says it; of rows that are all behind, only a checksum tells.",
+        "quantized_rollout": "Few bits are there at step 0 too, and stay below 0.13 a token at 8 bits.",
+        "model_differs": "There the weights are equal, and it is there at step 0 as at later steps.",
+        "numerics": "Kernels leave a level of at most 0.04 at every step.",
+    }
+    statement = "Weights that do not reach the engine, or only in part: an adapter, a head or experts."
+    speaks_for = (returns, grows, in_sync, shared_much, not_at_step_0, wide)
+    speaks_against = (noise, close)
+
+    def fits(self, seen: Seen) -> bool:
+        unlike = seen.body.scale > ROUNDED or bool(seen.returns) or seen.growth is not None
+        return unlike or seen.lags.get(0, 1.0) > HEALTHY_K3
+
+    def look(self, rows: Rows) -> Found | None:
+        """Find rows at policy lag 0 whose weights are not the trainer's, by their digests.
+
+        Older weights honestly have another digest at any other lag. Where no row has equal digests, the two
+        sides may be made of different tensors or dtypes, and nothing follows; nor where the engine's digests
+        are the trainer's of no step at all, up to a step or from it on; nor of digests that are all of
+        earlier steps in a dump of a few, which may begin with a constant lag that is not written down.
+        """
+        pairs = list(zip(*(rows.column(name) for name in DIGESTS), strict=True))
+        lags, step = rows.column("policy_lag"), numbers(rows.column("step"))
+        known = np.array(
+            [lag == 0 and None not in two for lag, two in zip(lags, pairs, strict=True)], np.bool_
+        )
+        other = np.array([a != b for a, b in pairs], np.bool_)
+        if not (known & ~other).any():
+            return None
+        trained = {theirs for _, theirs in pairs}
+        foreign = known & np.array([own not in trained for own, _ in pairs], np.bool_)
+        if foreign.any() and not _interleaved(step[foreign], step[known & ~foreign]):
+            known &= ~foreign
+        differ = known & other
+        if not differ.any():
+            return None
+        held, wanted = (
+            len(set(side)) for side in zip(*(pairs[i] for i in np.flatnonzero(differ)), strict=True)
+        )
+        stays = held == 1 and wanted >= FEWEST_STEPS
+        if not stays and _of_earlier_steps(rows, differ):
+            several = held > 1 or len(np.unique(step[known])) >= FEWEST_STEPS
+            if not several or not (step[known & ~other] > step[differ].min()).any():
+                return None
+        evidence = (
+            f"engine and trainer have other digests in {int(differ.sum()):,} of {int(known.sum()):,} rows of "
+            f"policy lag 0: {held:,} of the engine, {wanted:,} of the trainer"
+        )
+        words = {"since": f"in {percent(float(differ.mean()))} of the responses"}
+        return self.of_sequences(evidence, rows, differ, repaired=rows.only(~differ), exact=True, words=words)
+
+    def look_alone(self, rows: Rows) -> Found | None:
+        """Find steps at a recorded lag of 0 whose level is far beyond that of others, which is rounding."""
+        synced = numbers(rows.column("policy_lag")) == 0
+        if synced.sum() < FEWEST_ROWS:
+            return None
+        seen = course(rows.only(synced))
+        high = rises(seen)
+        if high is None:
+            return None
+        first, again = int(np.argmax(high)), int(np.sum(np.diff(high.astype(int)) == -1))
+        since = f"since step {seen.steps[first]:g}"
+        if not high[first:].all():
+            if again < 2 and high.sum() < ODD:
+                return None
+            back = seen.steps[first + int(np.argmin(high[first:]))]
+            since = f"at {int(high.sum())} of {len(high)} steps (in sync again at step {back:g})"
+        off = synced & np.isin(numbers(rows.column("step")), seen.steps[high])
+        evidence = f"|Δ|/(1 − q) by step at lag 0: {seen.text}; the same weights leave up to {SYNCED:g}"
+        return self.of_sequences(evidence, rows, off, repaired=rows.only(~off), words={"since": since})
+
+    def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
+        """Let the trainer move on from the third of eight steps, ever more, at a recorded lag of 0."""
+        step = np.arange(rows.sequences) * 8 // rows.sequences
+        size = np.where(step < 3, 0.0, 0.15 * (step - 1))[rows.owner]
+        said = {"step": step.tolist(), "policy_lag": [0] * rows.sequences}
+        return replace(rows, p=jittered(rows, size, rng), scalars={**rows.scalars, **said})
+
+
+def _interleaved(some: np.ndarray, others: np.ndarray) -> bool:
+    """Return whether steps are known, and not all of some before or after all of others."""
+    return bool(some.min() <= others.max() and others.min() <= some.max())
+
+
+def _of_earlier_steps(rows: Rows, differ: Flags) -> bool:
+    """Return whether each digest of the engine in the flagged rows is the trainer's of an earlier step."""
+    step, (held, scored) = numbers(rows.column("step")), (rows.column(name) for name in DIGESTS)
+    first: dict[object, float] = {}
+    for digest, one in zip(scored, step, strict=True):
+        first[digest] = min(first.get(digest, np.inf), one)
+    return all(first.get(held[i], np.inf) < step[i] for i in np.flatnonzero(differ))

@@ -1,0 +1,83 @@
+"""The causes in the order in which they are looked for, each in rows that are mended of those before."""
+
+from __future__ import annotations
+
+from offpol_diag.diagnosis.cause import Cause
+from offpol_diag.diagnosis.causes.boundary import Boundary
+from offpol_diag.diagnosis.causes.breaks import LongContext, Retokenization
+from offpol_diag.diagnosis.causes.constants import CopiedMean, Sentinel, WrongMask
+from offpol_diag.diagnosis.causes.context import WrongContext
+from offpol_diag.diagnosis.causes.group import GroupFault
+from offpol_diag.diagnosis.causes.model import ModelDiffers
+from offpol_diag.diagnosis.causes.numerics import MoeOutliers, Numerics
+from offpol_diag.diagnosis.causes.penalty import RepetitionPenalty
+from offpol_diag.diagnosis.causes.permutation import RowPermutation
+from offpol_diag.diagnosis.causes.quantized import QuantizedRollout
+from offpol_diag.diagnosis.causes.sampling import RawLogProbs, TrainerTemperature, TruncatedSampling
+from offpol_diag.diagnosis.causes.segment_order import SegmentOrder
+from offpol_diag.diagnosis.causes.shift import OffByOne
+from offpol_diag.diagnosis.causes.special_token import SpecialToken
+from offpol_diag.diagnosis.causes.stale import Stale
+from offpol_diag.diagnosis.causes.storage import LowPrecision
+from offpol_diag.diagnosis.causes.top1 import Top1Logged
+from offpol_diag.diagnosis.causes.weights import WeightsNotSynced
+from offpol_diag.errors import UsageError, did_you_mean
+
+CAUSES: tuple[Cause, ...] = (
+    # what is counted, and what is out of place
+    LowPrecision(),
+    Sentinel(),
+    WrongMask(),
+    CopiedMean(),
+    Top1Logged(),
+    OffByOne(),
+    SegmentOrder(),
+    RowPermutation(),
+    WeightsNotSynced(),
+    # what is told by tokens and places
+    RepetitionPenalty(),
+    Boundary(),
+    WrongContext(),
+    SpecialToken(),
+    LongContext(),
+    Retokenization(),
+    # what is fitted
+    TruncatedSampling(),
+    RawLogProbs(),
+    TrainerTemperature(),
+    # two models, or one group
+    ModelDiffers(),
+    GroupFault(),
+    # honest ones: the first that is found ends the search
+    Stale(),
+    QuantizedRollout(),
+    MoeOutliers(),
+    Numerics(),
+)
+CANDIDATES = ("stale", "weights_not_synced", "quantized_rollout", "model_differs", "moe_outliers", "numerics")
+"""Causes that may fit where none is established, more common ones first; after them come all others that say
+so."""
+
+
+def cause(name: str) -> Cause:
+    """Return the cause of an id.
+
+    Raises:
+        UsageError: there is none.
+    """
+    known, word = {one.id: one for one in CAUSES}, name.strip().lower()
+    found = known.get(word.replace("-", "_"))
+    if found is None:
+        every = "`offpol-diag doctor --explain list` lists all"
+        hint = did_you_mean(word.replace("-", "_"), list(known)) or _mentioned(word)
+        raise UsageError(f"there is no cause {name!r}", f"{hint}; {every}" if hint else every)
+    return found
+
+
+def _mentioned(word: str) -> str:
+    """Return the causes whose texts have a word, as a hint; empty if none has."""
+    said = {
+        one.id: " ".join((one.title, one.looks, one.fix, *one.settings.values())).lower() for one in CAUSES
+    }
+    found = [name for name, text in said.items() if len(word) > 2 and word in text]
+    return f"it stands in the pages of {', '.join(found[:3])}" if found else ""

@@ -1,0 +1,185 @@
+"""Every cause is a class: its fault, made in healthy rows, is named; its texts are complete."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from faults import Policy
+from faults import responses as sampled
+from typer.testing import CliRunner
+
+from offpol_diag.cli import app
+from offpol_diag.core.observe import analyze
+from offpol_diag.diagnosis.cause import TRAINERS, Cause
+from offpol_diag.diagnosis.registry import CAUSES
+from offpol_diag.diagnosis.rows import Rows
+from offpol_diag.diagnosis.seen import Seen
+from offpol_diag.report.explain import filled, plain
+from tests import faults
+
+IDS = {one.id: one for one in CAUSES}
+SEEDS = range(5)
+MADE = [one.id for one in CAUSES if type(one).make is not Cause.make]
+
+
+@cache
+def healthy(seed):
+    """Return rows of a policy that samples and scores alike but for rounding: 320 responses to 40 prompts."""
+    policy = Policy(seed)
+    given = sampled(lambda t: policy, policy, seed=seed)
+    q, p = (np.concatenate(given[name]).astype(float) for name in ("rollout_log_probs", "old_log_probs"))
+    lengths = [len(one) for one in given["token_ids"]]
+    return Rows(
+        q,
+        p,
+        np.concatenate(([0], np.cumsum(lengths))),
+        np.concatenate([np.arange(n) for n in lengths]),
+        np.concatenate(given["token_ids"]),
+        scalars={"group_id": given["group_id"], "sequence_id": [f"s{i}" for i in range(len(lengths))]},
+    )
+
+
+def diagnosed(rows, path):
+    """Write rows as a dump, with what their metadata records, and diagnose it."""
+    said = {part.split(": ")[0]: part.split(": ")[1] for part in rows.known.recorded if part}
+    table = pa.table(rows.columns()).replace_schema_metadata({"offpol_diag": json.dumps(said)})
+    pq.write_table(table, path)
+    return analyze([str(path)], presets=()).diagnosis
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", MADE)
+def test_a_fault_made_in_healthy_rows_is_named_first_and_no_bug_is_named_beside_it(tmp_path, name, seed):
+    cause = IDS[name]
+    rows = cause.make(healthy(seed), np.random.default_rng(seed))
+    found = diagnosed(rows, tmp_path / "d.parquet")
+    bugs = [one.id for one in found.causes if one.kind == "bug"]
+
+    assert found.causes[0].id == name, found.headline
+    assert bugs == [name] * (cause.kind != "honest")
+    assert all((found.causes[0].statistic, found.causes[0].statement))
+    if found.causes[0].after:
+        assert found.causes[0].after.k3 < 0.01
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_healthy_rows_are_no_bug(tmp_path, seed):
+    found = diagnosed(healthy(seed), tmp_path / "d.parquet")
+    assert (found.verdict, [one.id for one in found.causes]) == ("healthy", ["numerics"])
+
+
+# ---------------------------------------------------------------- texts
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_a_cause_is_complete_and_what_looks_like_it_exists(name):
+    cause = IDS[name]
+    assert all((cause.title, cause.apart, cause.sentence))
+    assert cause.looks.endswith(".")
+    assert cause.kind == "honest" or all((cause.violates, cause.confirm, cause.fix))
+    assert [one for one in cause.apart if one not in IDS or one == name] == []
+    assert set(cause.settings) == set(TRAINERS) or name == "segment_order"
+    assert "{" not in filled(cause, cause.confirm) + filled(cause, cause.fix)
+
+
+def test_every_thread_is_named_in_full_and_once():
+    every = [one for cause in CAUSES for one in cause.threads]
+    at = [name for one in every for name in one.at]
+    assert len(every) >= 50
+    assert [name for name in at if not re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", name)] == []
+    assert len(at) == len(set(at))
+
+
+def test_each_piece_of_evidence_is_a_sentence_or_nothing():
+    rows = healthy(0)
+    moved = IDS["weights_not_synced"].make(rows, np.random.default_rng(0))
+    said = [
+        says(Seen(some))
+        for some in (rows, moved)
+        for cause in CAUSES
+        for says in (*cause.speaks_for, *cause.speaks_against)
+    ]
+    assert [text for text in said if text and not (text[0].isupper() or text[0] in "|0123456789cp")] == []
+    assert [text for text in said if text and not text.endswith(".")] == []
+    assert any(said)
+
+
+def explain(*words):
+    return CliRunner().invoke(app, ["doctor", "--explain", *words])
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_a_cause_is_printed_whole_at_any_width_without_a_dump(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    cause = IDS[name]
+    for width in ("80", "140"):
+        monkeypatch.setenv("COLUMNS", width)
+        ran = explain(name)
+        assert ran.exit_code == 0
+        lines, said = ran.stdout.splitlines(), "".join(ran.stdout.split())
+        assert lines[0].startswith(f"{name}: ")
+        assert max(map(len, lines)) <= int(width)
+        texts = (cause.title, cause.looks, *cause.settings.values(), *cause.apart.values())
+        texts += tuple(filled(cause, text) for text in (cause.confirm, cause.fix) if text)
+        assert [text for text in texts if "".join(plain(text).split()) not in said] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [(), ("list",), ("-q",)])
+def test_without_a_cause_all_are_listed(words):
+    ran = explain(*words)
+    assert ran.exit_code == 0
+    if "-q" in words:
+        assert ran.stdout == f"{len(IDS)} causes of a mismatch\n"
+    else:
+        rows = [line.split()[0] for line in ran.stdout.splitlines() if line.split()[:1]]
+        assert [name for name in IDS if name not in rows] == []
+
+
+REFUSED = [
+    (("weights_not_sync",), "there is no cause 'weights_not_sync'", "did you mean weights_not_synced"),
+    (("lora",), "there is no cause 'lora'", "it stands in the pages of weights_not_synced"),
+    (("zzz",), "there is no cause 'zzz'", "`offpol-diag doctor --explain list` lists all"),
+    (
+        ("stale", "dump.parquet"),
+        "--explain reads no dump and has no result, and DUMP is given",
+        "writes text",
+    ),
+    (("stale", "--json", "a.json"), "and --json is given", "with --md Markdown"),
+    (("stale", "-o", "a.html"), "and -o is given", "with --md Markdown"),
+]
+
+
+@pytest.mark.parametrize(("words", "error", "hint"), REFUSED, ids=lambda one: str(one)[:20])
+def test_what_cannot_be_explained_is_refused(words, error, hint):
+    ran = explain(*words)
+    assert ran.exit_code == 2
+    first, last = ran.stderr.strip().split("\n\n")
+    assert (first[:7], last[:6]) == ("error: ", "hint: ")
+    assert error in first
+    assert hint in last
+
+
+def test_a_cause_as_markdown(tmp_path):
+    ran = explain("off-by-one", "--md", str(tmp_path / "a.md"))
+    drawn = (tmp_path / "a.md").read_text(encoding="utf-8")
+    assert ran.exit_code == 0
+    assert explain("off_by_one", "--md", "-").stdout == drawn
+    assert drawn.startswith("# off_by_one\n")
+    assert "- **Look-alikes**\n  - row_permutation: " in drawn
+
+
+@pytest.mark.parametrize("command", ["doctor", "analyze"])
+def test_an_answer_that_names_a_cause_ends_with_the_command_that_explains_it(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    dump = faults.dump(str(tmp_path / "shift.parquet"), "shift")
+    call = [command, dump, *(["--presets", "token_is", "--no-html"] if command == "analyze" else [])]
+    lines = CliRunner().invoke(app, call).stdout.splitlines()
+    assert lines[-1] == "explain offpol-diag doctor --explain off_by_one"
+    assert explain(lines[-1].split()[-1]).exit_code == 0
