@@ -46,6 +46,13 @@ def test_every_form_of_a_trainers_keys_says_when_it_was_read(trainer: str) -> No
         assert re.fullmatch(r"20\d\d-\d\d-\d\d ([0-9a-f]{8,9}|v[\d.]+|commit unknown)", form["read"])
 
 
+def test_the_table_that_shows_how_a_trainer_is_added_is_the_trainers_own() -> None:
+    root = Path(__file__).parents[1]
+    (shown,) = re.findall(r"```toml\n(.*?)```", (root / "CONTRIBUTING.md").read_text("utf-8"), re.DOTALL)
+
+    assert shown == (root / "offpol_diag" / "trainers" / "colossalai.toml").read_text("utf-8")
+
+
 def test_a_citation_links_to_its_lines() -> None:
     link = linked("verl b178a3cd (2026-01-29) verl/trainer/config/algorithm.py:182-193 and more")
 
