@@ -1,12 +1,14 @@
 """Where a mismatch lives: the cut of one column that best separates damaged tokens from clean ones.
 
 The level of a token is min(K3, `CAP`). Of each split (`splits`) the cut is taken that gains most deviance of
-an exponential model of the level, as a regression tree would split; a second split may cut what is inside the
-first. A cut is kept where levels differ `RATIO`-fold, the inside carries at least half, and groups agree.
+an exponential model of the level, as a regression tree would split; a second one may cut what is inside a
+split of sequences. A cut is kept where levels differ `RATIO`-fold, the inside carries at least half, and
+groups agree.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -38,34 +40,34 @@ CODES, ENDS = 64, 8
 
 
 class Column(NamedTuple):
-    """Tokens by a split: values, [T], codes, [T], −1 without a value, and the value each begins at, [C]."""
+    """Tokens by a split, or sequences (`whole`): values and codes (−1: none), [T], where codes begin, [C]."""
 
     split: Split
     values: Floats
     codes: Ints
     starts: Floats
-
-    def words(self, some: Flags, within: Flags) -> tuple[str, str] | None:
-        """Return some tokens in words, and the others within; None where they are no interval."""
-        codes, split = self.codes[some], self.split
-        if split.kinds:
-            names = [split.kinds[int(one)] for one in np.unique(self.values[some & (self.codes >= 0)])]
-            return split.noun.format(" or ".join(names)), "elsewhere"
-        low, high, rest = codes.min(), codes.max(), self.codes[within & ~some]
-        if low < 0 or ((rest > low) & (rest < high)).any():
-            return None
-        ends = self.values[some].min(), self.values[some].max()
-        return split.words(
-            ends[0] if low > self.codes.min() else None, ends[1] if (rest > high).any() else None
-        )
+    whole: bool
 
 
 class Cut(NamedTuple):
-    """The tokens inside, [T], and the gain of telling them apart, less `SPAN` for a second end."""
+    """The tokens inside, [T], what telling them apart gains, less `SPAN` for a second end; what is cut."""
 
     column: Column
     inside: Flags
     score: float
+    within: Flags
+
+    def words(self, some: Flags) -> tuple[str, str] | None:
+        """Return some tokens, those inside or all others, in words, and the rest; None if no interval."""
+        split, values, codes = self.column.split, self.column.values, self.column.codes
+        if split.kinds:
+            names = [split.kinds[int(one)] for one in np.unique(values[some & (codes >= 0)])]
+            return split.noun.format(" or ".join(names)), "elsewhere"
+        low, high, rest = codes[some].min(), codes[some].max(), codes[self.within & ~some]
+        if low < 0 or ((rest > low) & (rest < high)).any():
+            return None
+        first = values[some].min() if low > codes.min() else None
+        return split.words(first, values[some].max() if (rest > high).any() else None)
 
 
 class Search(NamedTuple):
@@ -92,7 +94,8 @@ class Search(NamedTuple):
             n, x = self.sums(codes, len(starts))
             order = np.argsort(-x / np.maximum(n, 1))
             starts, codes = starts[order], np.where(codes < 0, -1, np.argsort(order)[codes])
-        return Column(split, values, codes, starts) if codes.min() < codes.max() else None
+        whole = len(found) < self.rows.tokens
+        return Column(split, values, codes, starts, whole) if codes.min() < codes.max() else None
 
     def sums(self, codes: Ints, many: int) -> tuple[Floats, Floats]:
         """Count the tokens of each code, and add their levels, [C] each."""
@@ -117,7 +120,7 @@ class Search(NamedTuple):
         for at in np.argsort(-gain)[:TRIED]:
             inside = (codes >= low[at]) & (codes < high[at])
             if gain[at] > -np.inf and self.agreed(inside):
-                return Cut(column, inside, float(gain[at]))
+                return Cut(column, inside, float(gain[at]), within)
         return None
 
     def agreed(self, inside: Flags) -> bool:
@@ -130,7 +133,7 @@ class Search(NamedTuple):
             gap, error = gap + sign * mean, error + sign * (x - mean * n) / n.sum()
         return bool(gap > (SURE if groups >= FEW else SURE / 2) * np.sqrt(np.square(error).sum()))
 
-    def finer(self, cut: Cut, within: Flags) -> Cut:
+    def finer(self, cut: Cut) -> Cut:
         """Move the ends of a cut, which are quantiles where values are many, to single values."""
         column, codes = cut.column, cut.column.codes[cut.inside]
         if column.split.kinds or len(column.starts) < CODES // 2:
@@ -139,9 +142,9 @@ class Search(NamedTuple):
         values = np.unique(column.values[near & (column.codes >= 0)])
         some = values[np.linspace(0, len(values) - 1, 4 * CODES).astype(np.int64)]
         exact = self.column(column.split, np.unique(np.append(some, column.starts[0])))
-        return (exact and self.best(exact, within)) or cut
+        return (exact and self.best(exact, cut.within)) or cut
 
-    def by_chance(self, cut: Cut, within: Flags) -> bool:
+    def by_chance(self, cut: Cut) -> bool:
         """Return whether groups are few, and shuffled labels of groups, sequences or tokens gain as much.
 
         What differs within sequences is rotated in each of them, as neighbours have levels alike.
@@ -159,7 +162,7 @@ class Search(NamedTuple):
                 at = starts + (rows.index + chance.integers(0, rows.lengths)[rows.owner]) % lengths
             else:
                 at = first[chance.permutation(len(first))[units]]
-            if self.gains(cut.column, np.where(within, codes[at], -1), RATIO)[2].max() >= cut.score:
+            if self.gains(cut.column, np.where(cut.within, codes[at], -1), RATIO)[2].max() >= cut.score:
                 return True
         return False
 
@@ -174,38 +177,36 @@ def locate(rows: Rows) -> list[Location]:
     """Return the places that tell damaged tokens from clean ones and are established, the clearest first."""
     delta = np.clip(rows.delta, -30, 30)
     level = np.minimum(np.expm1(delta) - delta, CAP)
-    if level.mean() < LEVEL * FEWEST / len(level):
+    if not level.any():
         return []
     groups = np.unique(np.stack((alike(rows), clusters(rows))), axis=1, return_inverse=True)[1].ravel()
     search, every = Search(rows, level, groups[rows.owner]), np.ones(rows.tokens, np.bool_)
     columns = [one for one in map(search.column, splits(rows)) if one]
     alone = {one.split.id: cut for one in columns if (cut := search.best(one, every, ratio=1.0))}
-    found: list[tuple[tuple[Cut, ...], Flags]] = []
-    found += [((search.finer(cut, every),), every) for one in columns if (cut := search.best(one, every))]
-    for first, column in product(sorted(alone.values(), key=lambda cut: -cut.score)[:SEEDS], columns):
+    found = [[search.finer(cut)] for one in columns if (cut := search.best(one, every))]
+    seeds = sorted((cut for cut in alone.values() if cut.column.whole), key=lambda cut: -cut.score)
+    for first, column in product(seeds[:SEEDS], columns):
         second = search.best(column, first.inside)
         if second and second.score > max(cut.score for cut in alone.values()) + SECOND:
-            found.append(((first, search.finer(second, first.inside)), first.inside))
+            found.append([first, search.finer(second)])
     places: list[Location] = []
-    for cuts, within in sorted(found, key=lambda one: -round(one[0][-1].score, 1)):
-        place = _location(level, cuts, within)
+    for cuts in sorted(found, key=lambda cuts: -round(cuts[-1].score, 1)):
+        place = _location(level, cuts)
         sure = place.inside >= LEVEL and place.gain >= GAIN and place.share <= MOST
         well = not places or place.gain >= AS_WELL * places[0].gain
-        if sure and well and len(places) < LISTED and not search.by_chance(cuts[-1], within):
+        if sure and well and len(places) < LISTED and not search.by_chance(cuts[-1]):
             places.append(place)
     return places
 
 
-def _location(level: Floats, cuts: tuple[Cut, ...], within: Flags) -> Location:
+def _location(level: Floats, cuts: Sequence[Cut]) -> Location:
     """Describe the tokens inside the last cut; the sentence is of the smaller side where both can be said."""
     last = cuts[-1]
     share, inside, outside = last.inside.mean(), level[last.inside].mean(), level[~last.inside].mean()
-    every = np.ones(len(level), np.bool_)
-    parts = [cut.column.words(cut.inside, some) for cut, some in zip(cuts, (every, within), strict=False)]
-    words = [one for one in parts if one]
+    words = [one for cut in cuts if (one := cut.words(cut.inside))]
     inner, rest = ", ".join(one for one, _ in words), words[0][1] if len(cuts) == 1 else "elsewhere"
     sentence = f"K3 is {rounded(inside)} {inner} and {rounded(outside)} {rest}."
-    if len(cuts) == 1 and share > 0.5 and (other := last.column.words(~last.inside, every)):
+    if len(cuts) == 1 and share > 0.5 and (other := last.words(~last.inside)):
         sentence = f"K3 is {rounded(outside)} {other[0]} and {rounded(inside)} {other[1]}."
     return Location(
         split=" and ".join(cut.column.split.id for cut in cuts),

@@ -132,9 +132,9 @@ SPLITS = (
     Split("place_in_group", partial(_of, PLACE, add=1), "row {:g} of a prompt", CACHE),
     Split("visit", _visit, "visit {:g} of a prompt", CACHE),
     Split("row_piece", _pieces, "at {} of the row", PARALLEL, EIGHTHS),
-    Split("from_end", lambda rows: -1 - rows.from_end, "token {:g} from the end of a response", EDGE),
     Split("absolute_position", _absolute, "position {:g} of prompt and response", ABSOLUTE),
     Split("position", lambda rows: rows.position, "token {:g} of a response", SWITCH),
+    Split("from_end", lambda rows: -1 - rows.from_end, "token {:g} from the end of a response", EDGE),
     Split("row_share", lambda rows: np.divide(*_along(rows)) * 100, "{:.0f}% of the row", PARALLEL),
     Split("policy_lag", partial(_of, "policy_lag"), "lag {:g}", LAG),
     Split("step", partial(_of, "step"), "step {:g}", TIME),
@@ -167,7 +167,7 @@ def splits(rows: Rows) -> Iterator[Split]:
     for name, column in rows.scalars.items():
         known: set[Any] = {one for one in column if isinstance(one, int | float | str)}
         machine = MACHINES.search(name.lower())
-        if name in OTHER:
+        if name in OTHER or not known:
             continue
         if not machine and not any(isinstance(one, bool | str) for one in known):
             yield Split(name, partial(_of, name), f"{name} {{:g}}", KIND)

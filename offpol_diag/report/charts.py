@@ -17,8 +17,7 @@ from offpol_diag.result import Histogram, PositionSteps, Result, Series
 from offpol_diag.result.steps import in_sync
 from offpol_diag.table import Cell, Table
 
-WHERE, OVER, DRIFT, ALONG, COSTS = (
-    "Where the mismatch lives",
+OVER, DRIFT, ALONG, COSTS = (
     "Over training",
     "Which drift, which tokens",
     "Along the response",
@@ -154,24 +153,6 @@ def cause(summary: Result) -> Picture | None:
     elif (synced := in_sync(summary)) and synced.value:
         title = f"At lag 0, K3 is {rounded(synced.value)}"
     return Picture("by-lag", "", title, "One point per training step, in order within each lag.", (panel,))
-
-
-# ---------------------------------------------------------------- where it lives
-
-
-def _where(summary: Result) -> Picture | None:
-    """Draw K3 on both sides of each cut that tells damaged tokens from clean ones."""
-    found = summary.diagnosis.where if summary.diagnosis else []
-    if not found:
-        return None
-    x = range(len(found))
-    layers = [
-        Layer("inside", x, [one.inside for one in found], "orange", "points"),
-        Layer("all other tokens", x, [one.outside for one in found], "blue", "points"),
-    ]
-    panel = _k3_panel(summary, "tokens inside", layers, names=[one.words for one in found])
-    sub = "Mean K3 of the tokens inside and of all others; that of single tokens is cut at 4 nats."
-    return Picture("where", WHERE, found[0].sentence.rstrip("."), sub, (panel,))
 
 
 # ---------------------------------------------------------------- which drift, which tokens
@@ -356,6 +337,28 @@ def _tail(summary: Result) -> Picture | None:
     return Picture("tail", DRIFT, title, sub, (panel,), telling=bool(heavy))
 
 
+def _where(summary: Result) -> Picture | None:
+    """Draw K3 on both sides of each cut that tells damaged tokens from clean ones.
+
+    It is folded where the clearest cut is by step or lag, which have charts of their own.
+    """
+    found = summary.diagnosis.where if summary.diagnosis else []
+    if not found:
+        return None
+    x = range(len(found))
+    layers = [
+        Layer("inside", x, [one.inside for one in found], "orange", "points"),
+        Layer("all other tokens", x, [one.outside for one in found], "blue", "points"),
+    ]
+    names, telling = (
+        [one.split.replace("_", " ") for one in found],
+        found[0].split not in ("step", "policy_lag"),
+    )
+    panel = _k3_panel(summary, "what is cut", layers, names=names)
+    sub = f"Inside: {found[0].words}. Mean K3 of these and of all other tokens, single ones cut at 4 nats."
+    return Picture("where", DRIFT, found[0].sentence.rstrip("."), sub, (panel,), telling=telling)
+
+
 # ---------------------------------------------------------------- along the response
 
 
@@ -519,13 +522,13 @@ def _groups(summary: Result) -> Iterator[Picture]:
 
 
 PICTURES: tuple[Callable[[Result], Picture | None], ...] = (
-    _where,
     _by_step,
     _drifts,
     _histogram,
     _noise,
     _density,
     _tail,
+    _where,
     _positions,
     _length,
     _token_thresholds,

@@ -107,7 +107,9 @@ def _head(result: Result | Checked, answer: Answer) -> dict[str, Any]:
         "lede": " ".join(one for one in (answer.more, said) if one),
         "cards": {fact.label: fact for fact in answer.facts if fact.title} if of_analysis else {},
         "facts": [fact for fact in answer.facts if fact.sentence],
-        "others": [fact for fact in answer.facts if fact.label in ("Where", "Missing", "Also")],
+        "others": [
+            fact for fact in answer.facts if fact.label in ("Where", "Missing", "Also") and fact.sentence
+        ],
         "meter": _meter(result) if of_analysis and isinstance(result, Result) else "",
         "triangle": triangle(result.reference) if isinstance(result, Result) and result.reference else "",
         "cause": next((_drawn(fact.chart) for fact in answer.facts if fact.chart), None),
