@@ -191,8 +191,7 @@ def required(request: requests.Gate) -> Gates:
     from offpol_diag.gate import required as all_of
 
     names = ("gates", "fail_on", "baseline", "tolerance", "only", "presets")
-    more = {name: getattr(request, name) for name in names}
-    return all_of(max=request.max or (), min=request.min or (), **more)
+    return all_of(**{name: getattr(request, name) for name in (*names, "max", "min")})
 
 
 def gate(given: Sequence[str] | Result, request: requests.Gate, must: Gates, say: Say = silent) -> Result:
@@ -200,15 +199,15 @@ def gate(given: Sequence[str] | Result, request: requests.Gate, must: Gates, say
     from offpol_diag.gate import judged, not_compared
     from offpol_diag.result import Result, load
 
-    base = load(must.result) if must.result else None
+    base = load(Path(must.baseline)) if must.baseline else None
     if isinstance(given, Result):
         found = given
     else:
         known = catalogue(request, say)
-        chosen, by_step = must.presets(known), must.by_step(known)
+        chosen, by_step = must.to_compute(known), must.by_step(known)
         examination = examined(opened(given, request), request, chosen, by_step=by_step)
         found = advised(examination, "gate")
-    remark = not_compared(base, must.baseline) if base and must.baseline else ""
+    remark = not_compared(base, must) if base else ""
     return found.model_copy(update={"gates": list(judged(found, must, base)), "not_compared": remark})
 
 

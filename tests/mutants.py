@@ -207,7 +207,7 @@ presets --preset-file p.toml -- own
 """.strip().splitlines()
 TOMLS = {
     "p.toml": '[own]\nsummary = "x"\nold = "rollout"\n[own.weight]\nupper = 2\nlevel = "token"\n',
-    "g.toml": '[[bound]]\nname = "step:k3"\nmax = 1\n[baseline]\nresult = "r.json"\ntolerance = "25%"',
+    "g.toml": 'baseline = "r.json"\ntolerance = "25%"\n[max]\n"step:k3" = 1',
 }
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from typer.testing import CliRunner
 
 from offpol_diag.cli import app
 from offpol_diag.cli.settings import sample
-from offpol_diag.gate import Baseline, Bound, FailOn
+from offpol_diag.gate import USUAL
 from offpol_diag.metrics import WATCHED_GAP
 from offpol_diag.result import load
 
@@ -83,8 +86,12 @@ def test_the_artifacts_of_the_workflows_are_there(folder):
 def test_the_result_holds_what_the_gate_file_asks(folder):
     gates = load(folder / "gates.json").gates
 
-    files = {f"gates.toml: [[bound]] {i}" for i in range(1, 5)}
-    assert {one.source for one in gates} == {*files, "gates.toml: [diagnosis]", "base.json"}
+    assert {one.source for one in gates} == {
+        "gates.toml: fail_on",
+        "gates.toml: max",
+        "gates.toml: min",
+        "base.json",
+    }
 
 
 def test_the_job_summary_has_a_report_of_every_gate(folder):
@@ -94,13 +101,53 @@ def test_the_job_summary_has_a_report_of_every_gate(folder):
 
 
 def test_the_page_shows_every_key_of_a_gate_file():
-    table = tomllib.loads(fenced("toml")[0])
-    used = {key for row in table["bound"] for key in row}
+    text = fenced("toml")[0]
 
-    assert used == set(Bound.model_fields)
-    assert set(table["diagnosis"]) == set(FailOn.model_fields)
-    shown = set(table["baseline"]) | ({"only"} if "# only = " in fenced("toml")[0] else set())
-    assert shown == set(Baseline.model_fields)
+    assert set(tomllib.loads(text)) | ({"only"} if "# only = " in text else set()) == set(USUAL)
+
+
+GH = """#!/bin/sh
+echo "$@" >> calls
+case "$*" in *--paginate*) cat ids;; *) cp comment.md posted.md;; esac
+"""
+"""A stand-in for GitHub's client: keeps what it is called with, and lists the comments of `ids`."""
+
+
+@pytest.mark.parametrize(
+    ("ids", "call"),
+    [("", "-X POST repos/a/b/issues/7/comments"), ("5\n9\n", "-X PATCH repos/a/b/issues/comments/9")],
+)
+def test_the_shell_of_the_job_gates_and_keeps_one_comment(folder, ids, call):
+    """The steps `gate` and `comment` as they stand on the page, with dumps that fail and that pass."""
+    steps = {
+        one["name"]: one["run"]
+        for one in workflow(".github/workflows/mismatch.yml")["jobs"]["gate"]["steps"]
+        if "name" in one
+    }
+    tools = folder / "tools"
+    tools.mkdir(exist_ok=True)
+    for name, text in (
+        ("gh", GH),
+        ("offpol-diag", f'#!/bin/sh\nexec {sys.executable} -m offpol_diag "$@"\n'),
+    ):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    (folder / "ids").write_text(ids)
+    env = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(PAGE.parents[1])}
+    env |= {"GITHUB_REPOSITORY": "a/b", "ISSUE": "7"}
+    for limit, code in (("k3=1e-9", 1), ("k3=0.015", 0)):
+        (folder / "calls").unlink(missing_ok=True)
+        gate = steps["gate"].replace("k3=0.015", limit)
+        ran = [
+            subprocess.run(["bash", "-e", "-c", step], cwd=folder, env=env)
+            for step in (gate, steps["comment"])
+        ]
+
+        assert [one.returncode for one in ran] == [code, 0]
+        assert (folder / "calls").read_text().splitlines()[-1] == f"api {call} -F body=@comment.md"
+        posted = (folder / "posted.md").read_text(encoding="utf-8")
+        assert posted.startswith("<!-- offpol-diag gate -->\n# offpol-diag gate\n")
+        assert ("Failed: k3" in posted) is bool(code)
 
 
 def test_the_page_names_what_is_watched():

@@ -69,7 +69,7 @@ def test_in_python_and_in_a_file(tmp_path: Path) -> None:
     (one,) = offpol_diag.gate(other, max=EQUAL, progress=False).gates
     assert (one.passed, one.judged_on, one.interval) == (False, "value", None)
     file = tmp_path / "gates.toml"
-    file.write_text('[[bound]]\nname = "step:tokens_differ"\nmax = 0\n', encoding="utf-8")
+    file.write_text('[max]\n"step:tokens_differ" = 0\n', encoding="utf-8")
     assert not offpol_diag.gate(write(other, 1, step=[1] * SEQUENCES), gates=file, progress=False).passed
     assert offpol_diag.gate(write(equal, step=[1] * SEQUENCES), gates=file, progress=False).passed
 

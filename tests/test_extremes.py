@@ -16,7 +16,7 @@ from offpol_diag.cli import app
 from offpol_diag.core.intervals import ABOVE_ONE, ANYWHERE, POSITIVE
 from offpol_diag.core.observe import analyze
 from offpol_diag.core.state import COUNTED
-from offpol_diag.gate import Baseline, Gates, judged, required
+from offpol_diag.gate import judged, required
 from offpol_diag.number import Number
 from offpol_diag.presets import catalogue
 from offpol_diag.result import loads
@@ -310,7 +310,7 @@ def test_an_end_of_an_interval_that_overflows_is_the_largest_float(within, value
 def test_a_number_that_nearly_overflows_is_compared_with_a_baseline():
     summary = make_summary()
     summary.whole["k3"] = Number(value=1.7e308, interval=(1e308, sys.float_info.max))
-    three = Gates(baseline=Baseline(only=["k3"], tolerance="300%"))
+    three = required(baseline="base.json", only=["k3"], tolerance=["300%"])
     (verdict,) = judged(summary, three, summary)
     assert verdict.passed
     assert verdict.limit == sys.float_info.max

@@ -21,10 +21,9 @@ from offpol_diag.core.observe import analyze
 from offpol_diag.dump.batch import joined
 from offpol_diag.dump.read import open_dump
 from offpol_diag.errors import UsageError
-from offpol_diag.gate import Baseline, Bound, FailOn, Gates, Name, not_compared, outcome, required
+from offpol_diag.gate import ORDER, Lookup, Name, difference, name, outcome, required, rule, tolerance
 from offpol_diag.gate import judged as judged_by
-from offpol_diag.gate.bounds import ORDER, name, tolerance
-from offpol_diag.gate.judge import Lookup, difference, rule
+from offpol_diag.gate import not_compared as remark
 from offpol_diag.metrics import METRICS, WATCHED_GAP, WATCHED_PRESET
 from offpol_diag.number import Number
 from offpol_diag.numerals import distinct_digits
@@ -58,20 +57,22 @@ def having(name, one):
     return summary
 
 
-def judge(summary, bounds):
-    return judged_by(summary, Gates(bound=bounds))
+def judge(summary, *limits):
+    """Judge limits: name, kind, value."""
+    asked = {kind: [f"{name}={value!r}" for name, of, value in limits if of == kind] for kind in (MAX, MIN)}
+    return judged_by(summary, required(**asked))
 
 
-def compare(now, base, asked):
-    return judged_by(now, Gates(baseline=asked), base)
+def compare(now, base, **asked):
+    return judged_by(now, required(**{"baseline": "base.json"} | asked), base)
 
 
-def limit(name, kind, value):
-    return Bound.model_validate({"name": name, kind: value})
+def not_compared(base, **asked):
+    return remark(base, required(baseline="base.json", **asked))
 
 
 def judged(one, kind, name="k3", value=1.0):
-    return judge(having(name, one), [limit(name, kind, value)])[0]
+    return judge(having(name, one), (name, kind, value))[0]
 
 
 # ---------------------------------------------------------------- the evidence
@@ -215,8 +216,8 @@ def test_a_name_may_be_of_each_step_and_has_a_gap_and_a_preset(text, number, by_
     said = "" if logged == number else logged
 
     assert (name(text), name(text).said) == (Name(number, by_step), said)
-    (bound,) = required(max=[f"{text} = 1e-3 "]).bound
-    assert (bound.name, bound.max) == (name(text), 0.001)
+    (found,) = required(max=[f"{text} = 1e-3 "]).limits
+    assert found == (name(text), MAX, 0.001, "--max")
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_a_name_may_be_of_each_step_and_has_a_gap_and_a_preset(text, number, by_
     ],
 )
 def test_a_name_that_is_no_number_is_answered_and_never_passes(name, said):
-    (verdict,) = judge(make_summary(), [limit(name, MAX, 1e9)])
+    (verdict,) = judge(make_summary(), (name, MAX, 1e9))
 
     assert verdict.passed is None
     assert said in verdict.reason
@@ -244,7 +245,7 @@ def test_a_name_that_is_no_number_is_answered_and_never_passes(name, said):
 
 def test_a_preset_is_found_by_its_alias_in_any_spelling_and_only_those_named_are_computed():
     for said in ("token_is.ess_tokens", "Token-IS.ess_tokens", "token_tis.ess_tokens"):
-        assert judge(make_summary(), [limit(said, MIN, 0.0)])[0].passed is True
+        assert judge(make_summary(), (said, MIN, 0.0))[0].passed is True
 
     names = ("k3", "drift2.k3", "total.tv", "a.ess_tokens", "b.1.ess_tokens", "a@2.5.ess_tokens")
     assert [Name(one).preset for one in names] == ["", "", "", "a", "b.1", "a@2.5"]
@@ -275,11 +276,10 @@ def test_a_name_with_thresholds_ends_at_its_last_dot_and_a_bound_at_its_last_equ
 ):
     known = catalogue.load()
     must = required(min=[f"{text}=0.5"])
-    (bound,) = must.bound
     preset = known[number.rpartition(".")[0]]
 
-    assert (bound.name, bound.min) == (Name(number, stepwise), 0.5)
-    assert must.presets(known) == (preset,)
+    assert must.limits == [(Name(number, stepwise), MIN, 0.5, "--min")]
+    assert must.to_compute(known) == (preset,)
     assert list(must.by_step(known)) == by_step
     summary = make_summary(presets={preset.name: made_presets()["token_is"]})
     assert Lookup(summary).preset_of(number)[0] == preset.name
@@ -301,7 +301,7 @@ REFUSED = [
     ("tolerance", "k3=1=2", "names no number"),
     ("tolerance", "step:k3=1", "different steps"),
     ("only", "step:k3", "different steps; compare k3"),
-    ("fail_on", "healthy", "'healthy' is not honest_mismatch, cannot_tell or bug"),
+    ("fail_on", "healthy", "it is not honest_mismatch, cannot_tell or bug"),
 ]
 
 
@@ -328,8 +328,8 @@ def test_options_that_cannot_be_meant_are_refused_with_an_example(option, text, 
     ],
 )
 def test_a_tolerance_is_a_share_an_amount_or_both_of_one_number_or_of_all(text, of, share, amount):
-    baseline = required(baseline=Path("base.json"), tolerance=[text]).baseline
-    found = baseline.tolerances[of] if of else baseline.tolerance
+    asked = required(baseline=Path("base.json"), tolerance=[text])
+    found = asked.tolerances[of] if of else asked.tolerance
 
     assert (found.share, found.amount) == (pytest.approx(share), pytest.approx(amount))
     assert tolerance(str(found)) == found
@@ -401,7 +401,7 @@ def test_a_logged_name_is_that_of_a_number_which_equals_what_is_logged(everythin
 
 @pytest.mark.parametrize(("logged", "ours"), [(name, row.near) for name, row in ROWS if row.near])
 def test_names_that_equal_no_number_are_refused_with_the_nearest(logged, ours):
-    (verdict,) = judge(make_summary(), [limit(logged, MAX, 1.0)])
+    (verdict,) = judge(make_summary(), (logged, MAX, 1.0))
 
     assert (verdict.name, verdict.said, verdict.passed) == (logged, "", None)
     assert "a trainer logs it" in verdict.reason
@@ -409,9 +409,9 @@ def test_names_that_equal_no_number_are_refused_with_the_nearest(logged, ours):
 
 
 def test_a_verdict_on_a_logged_name_says_as_what_it_was_taken():
-    (verdict,) = judge(make_summary(), [limit("kl", MAX, 1.0)])
-    (against,) = compare(make_summary(), make_summary(), Baseline(only=["mismatch/k3_kl"]))
-    (bounded,) = judge(make_summary(), [limit("token_is.rollout_is_eff_sample_size", MIN, 0.0)])
+    (verdict,) = judge(make_summary(), ("kl", MAX, 1.0))
+    (against,) = compare(make_summary(), make_summary(), only=["mismatch/k3_kl"])
+    (bounded,) = judge(make_summary(), ("token_is.rollout_is_eff_sample_size", MIN, 0.0))
 
     assert (verdict.name, verdict.said, verdict.passed) == ("k1", "kl", True)
     assert title(verdict) == "kl, taken as k1"
@@ -436,7 +436,7 @@ def along(*values, sequences=64, first=0, **more):
 
 
 def one(summary, value, kind=MAX):
-    (verdict,) = judge(summary, [limit("step:k3", kind, value)])
+    (verdict,) = judge(summary, ("step:k3", kind, value))
     return verdict
 
 
@@ -494,7 +494,7 @@ def test_steps_that_are_unreliable_over_the_dump_that_have_no_number_and_that_ov
     ],
 )
 def test_numbers_missing_by_step_are_reported_and_never_pass(summary, name, said):
-    (verdict,) = judge(summary, [limit(f"step:{name}", MAX, 1.0)])
+    (verdict,) = judge(summary, (f"step:{name}", MAX, 1.0))
 
     assert verdict.passed is None
     assert said in verdict.reason
@@ -506,7 +506,7 @@ def test_the_steps_of_a_dump_of_two_policies_are_those_of_the_total():
         "total.k3": around(0.05),
         "k3": Number(unknown="missing column old_log_probs"),
     }
-    total, first = judge(summary, [limit(f"step:{name}", MAX, 0.02) for name in ("total.k3", "k3")])
+    total, first = judge(summary, *((f"step:{name}", MAX, 0.02) for name in ("total.k3", "k3")))
 
     assert (total.passed, total.where, first.passed) == (False, "step 1", None)
     assert "missing column old_log_probs" in first.reason
@@ -557,9 +557,8 @@ def test_asking_by_step_lists_every_step(dump, monkeypatch):
 # ---------------------------------------------------------------- against an earlier result
 
 
-def compared(name, now, base, allowed="0", **more):
-    asked = Baseline(only=[name], tolerance=allowed, **more)
-    (verdict,) = compare(having(name, now), having(name, base), asked)
+def compared(name, now, base, allowed="0"):
+    (verdict,) = compare(having(name, now), having(name, base), only=[name], tolerance=[allowed])
     return verdict
 
 
@@ -680,7 +679,7 @@ def test_of_two_runs_that_are_alike_one_in_forty_is_called_worse():
     ],
 )
 def test_a_verdict_says_what_the_value_was_compared_with(name, bound, limit, centre):
-    verdict = compared(name, number(1.0, 0.001), number(1.0, 0.001), "10%", result="base.json")
+    verdict = compared(name, number(1.0, 0.001), number(1.0, 0.001), "10%")
 
     assert (verdict.bound, verdict.limit, verdict.centre) == (bound, pytest.approx(limit), centre)
     assert (verdict.baseline, verdict.baseline_interval) == (1.0, (0.999, 1.001))
@@ -703,7 +702,7 @@ DOUBTED, SOUND, UNKNOWN = between(0.5, 1.5, note=HEAVY), number(1.0, 0.001), Num
     ],
 )
 def test_numbers_unknown_on_one_side_are_never_called_no_worse(now, base, said):
-    verdict = compared("k3", now, base, "1000%", result="base.json")
+    verdict = compared("k3", now, base, "1000%")
 
     assert verdict.passed is None
     assert said in verdict.reason
@@ -742,15 +741,13 @@ def test_a_name_that_one_side_lacks_and_a_preset_that_is_another_method_there_ar
         "token_is.nope": 'no metric "nope" of token_is',
         "geo_rs.k3": "geo_rs is another method in base.json: weight sum truncate ≤ 3 there",
     }
-    for one in compare(now, base, Baseline(result="base.json", only=list(said))):
+    for one in compare(now, base, only=list(said)):
         assert one.passed is None
         assert said[one.name] in one.reason
 
-    both = {
-        one.name: one for one in compare(now, base, Baseline(result="b", presets=["seq_mis", "token_tis"]))
-    }
+    both = {one.name: one for one in compare(now, base, presets=["seq_mis", "token_tis"])}
     assert both["seq_mis.k3"].passed is None
-    assert "b has no preset seq_mis; it has disabled" in both["seq_mis.k3"].reason
+    assert "base.json has no preset seq_mis; it has disabled" in both["seq_mis.k3"].reason
     assert both["token_tis.ess_tokens"].passed is True
 
 
@@ -758,34 +755,33 @@ def test_numbers_watched_by_default_are_those_reliable_in_the_baseline():
     now, base = make_summary(), having("ess_tokens", DOUBTED)
     now.whole["pearson"] = DOUBTED  # got worse since: that is told
 
-    found = {one.name: one.passed for one in compare(now, base, Baseline())}
+    found = {one.name: one.passed for one in compare(now, base)}
     assert "ess_tokens" not in found
     assert (found["pearson"], found["k3"]) == (None, True)
     assert not any(name.startswith(("drift2.", "total.", "seq_mis.")) for name in found)
-    assert "ess_tokens: unreliable in the baseline" in not_compared(base, Baseline())
-    assert "name them with --presets" in not_compared(base, Baseline())
-    every = Baseline(presets=["all"])
-    named = {one.name.split(".")[0] for one in compare(now, base, every) if "." in one.name}
+    assert "ess_tokens: unreliable in base.json" in not_compared(base)
+    assert "name them with --presets" in not_compared(base)
+    every = {"presets": ["all"]}
+    named = {one.name.split(".")[0] for one in compare(now, base, **every) if "." in one.name}
     assert named >= {"token_is", "seq_mis", "geo_rs"}
-    assert "presets" not in not_compared(base, every)
+    assert "presets" not in not_compared(base, **every)
 
     own = {name: one for name, one in base.whole.items() if "." not in name}
     base.numbers["dump"] = dict.fromkeys(own, UNKNOWN) | {f"total.{name}": one for name, one in own.items()}
-    names = [one.name for one in compare(base, base, Baseline())]  # of two policies
+    names = [one.name for one in compare(base, base)]  # of two policies
     assert ("total.k3" in names, "k3" in names) == (True, False)
 
 
 def test_numbers_named_with_a_tolerance_are_compared_besides_and_only_leaves_out_the_rest():
     summary = make_summary()
-    besides = Baseline(tolerances={"khat_tokens": 0.1, "k3": "50%"})
-    alone = Baseline(only=["k3"], tolerances={"f_2": "50%"})
+    alone = {"only": ["k3"], "tolerance": ["f_2=50%"]}
 
-    found = compare(summary, summary, besides)
+    found = compare(summary, summary, tolerance=["khat_tokens=0.1", "k3=50%"])
     assert found[0].name == "khat_tokens"
     assert [one.tolerance for one in found if one.name == "k3"] == ["50%"]
-    found = compare(summary, summary, alone)
+    found = compare(summary, summary, **alone)
     assert [(one.name, one.tolerance) for one in found] == [("k3", "10%"), ("f_2", "50%")]
-    assert not_compared(summary, alone) == ""
+    assert not_compared(summary, **alone) == ""
 
 
 # ---------------------------------------------------------------- the diagnosis
@@ -800,7 +796,7 @@ NOTHING = "no diagnosis"
 
 
 def judge_diagnosis(summary, *fails):
-    return judged_by(summary, Gates(diagnosis=[FailOn(fail_on=list(fails))]))
+    return judged_by(summary, required(fail_on=fails))
 
 
 def diagnosis(verdict):
@@ -867,8 +863,7 @@ def test_a_dump_that_is_too_small_to_show_a_bug_is_not_judged_unless_it_fails(du
 @pytest.mark.parametrize("base", [one for one in TRUTH if one not in (SEVERAL, A_BUG)])
 @pytest.mark.parametrize("now", [one for one in TRUTH if one not in (SEVERAL, A_BUG)])
 def test_a_diagnosis_may_not_become_worse_than_the_baselines(now, base):
-    asked = Baseline(result="base.json", only=["diagnosis"])
-    (found,) = compare(diagnosis(now), diagnosis(base), asked)
+    (found,) = compare(diagnosis(now), diagnosis(base), only=["diagnosis"])
 
     known = NOTHING not in (now, base)
     assert found.passed is (ORDER.index(now) <= ORDER.index(base) if known else None)
@@ -878,7 +873,7 @@ def test_a_diagnosis_may_not_become_worse_than_the_baselines(now, base):
 
 def test_a_baseline_with_a_diagnosis_watches_it_unless_only_names_others():
     def names(base, **how):
-        return [one.name for one in compare(make_summary(), base, Baseline(**how))]
+        return [one.name for one in compare(make_summary(), base, **how)]
 
     assert names(make_summary())[-1] == "diagnosis"
     assert "diagnosis" not in names(diagnosis(NOTHING))
@@ -897,4 +892,4 @@ def test_the_reason_names_the_cause_and_what_to_change_first():
     assert honest.startswith("honest mismatch: The two engines disagree")
     assert "--fail-on cannot_tell fails for that" in unsure
     assert perhaps.endswith("whether it is a bug, this dump cannot tell: weights_not_synced would be one")
-    assert FailOn(fail_on=["bug", " Cannot-Tell ", "honest_mismatch"]).fail_on == list(ORDER[:0:-1])
+    assert [*required(fail_on=["bug", " Cannot-Tell ", "honest_mismatch"]).fail_on] == list(ORDER[:0:-1])

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from offpol_diag import api
 from offpol_diag.cli import app
 from offpol_diag.errors import GateFileError, UsageError
-from offpol_diag.gate import Baseline, Name, Tolerance, beyond, read, required
+from offpol_diag.gate import Name, Tolerance, beyond, read, required
 from offpol_diag.number import Number
 from offpol_diag.presets import catalogue
 from offpol_diag.report.annotations import annotated
@@ -53,147 +53,98 @@ def run(*arguments, source=NOW, **env):
 # ---------------------------------------------------------------- gate files
 
 WHOLE = """
-[diagnosis]
 fail_on = ["bug", "cannot-tell"]
-
-[[bound]]
-name = "step:k3"
-max = 0.002
-min = -1
-
-[[bound]]
-name = "ess_tokens"
-presets = ["token_is", "seq_mis"]
-min = 0.9
-
-[baseline]
-result = "base.json"
-tolerance = "5% + 0.1"
+baseline = "base.json"
+tolerance = ["5% + 0.1", "k3=0.001", "seq_mis.ess_tokens=20%"]
 only = ["k3", "f_2"]
 presets = ["token_is"]
 
-[baseline.tolerances]
-k3 = 0.001
-"seq_mis.ess_tokens" = "20%"
+[max]
+"step:k3" = 0.002
+"rollout_corr/kl" = 1
+
+[min]
+"step:k3" = -1
+seq_mis.ess_tokens = 0.9
 """
 
 
-def test_a_file_has_bounds_with_sources():
-    found = gates(WHOLE).bound
+def test_a_file_has_the_keys_of_the_options():
+    found = gates(WHOLE)
 
-    assert [(str(one.name), one.max, one.min) for one in found] == [
-        ("step:k3", 0.002, -1),
-        ("ess_tokens", None, 0.9),
+    assert [(str(one.name), one.name.said, *one[1:]) for one in found.limits] == [
+        ("step:k3", "", "max", 0.002, "gates.toml: max"),
+        ("k1", "rollout_corr/kl", "max", 1, "gates.toml: max"),
+        ("step:k3", "", "min", -1, "gates.toml: min"),
+        ("seq_mis.ess_tokens", "", "min", 0.9, "gates.toml: min"),
     ]
-    assert [str(one) for one in found[1].names] == ["token_is.ess_tokens", "seq_mis.ess_tokens"]
-    assert [one.source for one in found] == [f"gates.toml: [[bound]] {at}" for at in (1, 2)]
-
-
-def test_a_file_says_what_is_asked_of_the_baseline_and_which_diagnoses_fail():
-    found = gates(WHOLE).baseline
-
-    assert (found.result, found.presets) == ("base.json", ["token_is"])
-    assert found.only == [Name("k3"), Name("f_2")]
-    own = {Name("k3"): Tolerance(amount=0.001), Name("seq_mis.ess_tokens"): Tolerance(0.2)}
-    assert (found.tolerance, found.tolerances) == (Tolerance(0.05, 0.1), own)
-    option, file = required(gates=GATES, fail_on=["honest_mismatch"]).diagnosis
-    assert (option.fail_on, option.source) == (["honest_mismatch"], "--fail-on")
-    assert (file.fail_on, file.source) == (["bug", "cannot_tell"], "gates.toml: [diagnosis]")
+    assert found.fail_on == dict.fromkeys(("bug", "cannot_tell"), "gates.toml: fail_on")
+    assert (found.baseline, found.presets, found.only) == (
+        "base.json",
+        ["token_is"],
+        [Name("k3"), Name("f_2")],
+    )
+    assert found.tolerance == Tolerance(0.05, 0.1)
+    assert found.tolerances == {
+        Name("k3"): Tolerance(amount=0.001),
+        Name("seq_mis.ess_tokens"): Tolerance(0.2),
+    }
 
 
 def test_options_go_before_the_file():
     GATES.write_text(WHOLE)
-    found = required(gates=GATES, baseline=NOW, tolerance=["1%", "k3=2%"], only=["k1"], presets=["all"])
+    asked = {"tolerance": ["1%", "k3=2%"], "only": ["k1"], "presets": ["all"], "fail_on": ["honest_mismatch"]}
+    found = required(gates=GATES, baseline=NOW, max=["step:k3=0.1"], **asked)
 
-    assert (found.result, found.baseline.tolerance, found.baseline.only) == (
-        NOW,
-        Tolerance(0.01),
-        [Name("k1")],
-    )
-    assert found.baseline.tolerances[Name("k3")] == Tolerance(0.02)
-    assert len(found.baseline.tolerances) == 2
-    assert found.baseline.presets == ["all"]
-
-
-def test_keys_missing_in_a_file_have_defaults():
-    (bound,) = gates("\ufeff" + BOUND).bound  # a byte order mark
-    assert (bound.name, bound.min, bound.presets) == (Name("k3"), None, [])
-    empty = gates("[baseline]\n")
-    assert (empty.bound, empty.result, empty.baseline.tolerance) == ([], None, Tolerance(0.1))
-
-
-def test_names_that_trainers_log_are_understood_wherever_a_number_is_named():
-    found = gates(
-        "[[bound]]\nname = 'step:rollout_corr/k3_kl'\nmax = 1\n"
-        "[[bound]]\nname = 'rollout_rs_masked_fraction'\nmax = 1\npresets = ['seq_mis']\n"
-        "[baseline]\nonly = ['rollout_corr/kl']\n[baseline.tolerances]\n'mismatch/k3_kl' = 1\n"
-    )
-    assert [(name.number, name.said) for one in found.bound for name in one.names] == [
-        ("k3", "rollout_corr/k3_kl"),
-        ("seq_mis.tokens_rejected", "seq_mis.rollout_rs_masked_fraction"),
+    assert [(str(one.name), one.limit, one.source) for one in found.limits][:2] == [
+        ("step:k3", 0.1, "--max"),
+        ("k1", 1, "gates.toml: max"),
     ]
-    both = required(max=["kl=1"], gates=GATES, baseline=BASE, tolerance=["chi2_seq=5%"])
-    assert both.by_step(catalogue.load()) == ("k3",)
-    assert both.baseline.named == (Name("k1"), Name("k3"), Name("chi2_sequence"))
+    assert next(iter(found.fail_on.items())) == ("honest_mismatch", "--fail-on")
+    assert (len(found.fail_on), found.baseline, found.presets) == (3, str(NOW), ["all"])
+    assert (found.tolerance, found.only) == (Tolerance(0.01), [Name("k1")])
+    assert (found.tolerances[Name("k3")], len(found.tolerances)) == (Tolerance(0.02), 2)
+    assert found.by_step(catalogue.load()) == ("k3",)
 
 
-BOUND = '[[bound]]\nname = "k3"\nmax = 1\n'
-STEP = '[[bound]]\nname = "step:k3"\nmax = 1\n'
+BOUND = "[max]\nk3 = 1\n"
 SLIPS = [
-    (
-        "[[bounds]]\nname = 'k3'\n",
-        "bounds: no such key; the keys are diagnosis, bound, baseline; did you mean bound?",
-    ),
+    # what a file says, and what is said of it after its name
+    ("[maxx]\nk3 = 1\n", "maxx: no such key; the keys are max, min"),
+    ("[maxx]\nk3 = 1\n", "did you mean max"),
     ("expect = 'bitwise'\n" + BOUND, "expect: no such key"),
-    (BOUND + "level = 'warn'\n", "[[bound]] 1 (k3), level: no such key"),
-    (BOUND + "maxx = 1\n", "[[bound]] 1 (k3), maxx: no such key; the keys are name, max"),
-    ("[[bound]]\nmax = 1\n", "[[bound]] 1, name: it is missing"),
-    ("[[bound]]\nname = 'k3'\n", "[[bound]] 1 (k3): it has no limit: give max, min or both"),
-    ("[[bound]]\nname = 3\nmax = 1\n", "[[bound]] 1, name: it must be a string"),
-    ("[[bound]]\nname = ''\nmax = 1\n", 'name: "" names no number'),
-    ("[[bound]]\nname = 'k3'\nmax = '0.002'\n", "[[bound]] 1 (k3), max: it must be a number"),
-    ("[[bound]]\nname = 'k3'\nmax = nan\n", "max: it must be finite"),
-    ("[[bound]]\nname = 'k3'\nmax = 1\nmin = 2\n", "[[bound]] 1 (k3): min is above max"),
-    (BOUND + "presets = 'seq_mis'\n", "presets: it must be a list"),
-    (BOUND + "presets = ['']\n", "presets: it is empty"),
-    ("[[bound]]\nname = 'a.k3'\nmax = 1\npresets = ['b']\n", "presets: the name has a preset already: a.k3"),
+    ("max = 3\n", "max: it must be a table: a line NAME = NUMBER for each"),
+    ("[[max]]\nk3 = 1\n", "max: it must be a table"),
+    ("[fail_on]\nbug = 1\n", "fail_on: it must be a text or a list"),
+    ("[max]\nk3 = 'x'\n", "max \"k3='x'\": it must be a number"),
+    ("[max]\nk3 = nan\n", 'max "k3=nan": it must be a number'),
+    ("[max]\nk3 = true\n", 'max "k3=True": it must be a number'),
+    ("[max]\n'' = 1\n", 'max "=1": "" names no number'),
+    ("[max]\n'avg:k3' = 1\n", "only step: may stand"),
+    ("[max]\n'a=b.k3' = 1\n", "names no number"),
+    ("[max]\nk1 = 1\nkl = 2\n", 'max "kl=2": one number has two limits'),
+    ("[max]\nk3 = 1\n[min]\nk3 = 2\n", 'min "k3=2": min is above max'),
     (
-        STEP + "[[bound.override]]\nsteps = 3\nmax = 2\n",
-        "(step:k3), override: no such key; the keys are name",
+        "baseline = 'base.json'\ntolerance = '5 percent'\n",
+        'tolerance "5 percent": "5 percent" is no tolerance',
     ),
-    ("[[bound]]\nname = 'k3'\nmax = 1\npresets = ['a=b']\n", 'presets: "a=b" is no name of a preset'),
-    (BOUND + "source = 'x'\n", "source: no such key"),
-    (BOUND + BOUND, "[[bound]] 2 (k3), max: [[bound]] 1 has one already"),
-    ("bound = 3\n", "bound: it must be a list of tables: write [[bound]]"),
-    ("[bound]\nname = 'k3'\n", "bound: it must be a list of tables: write [[bound]]"),
-    ("baseline = 'base.json'\n", "baseline: it must be a table"),
-    ("[baseline]\nresults = 'a'\n", "[baseline] results: no such key"),
-    ("[baseline]\ntolerance = '5 percent'\n", '[baseline] tolerance: "5 percent" is no tolerance'),
-    ("[baseline]\ntolerance = true\n", "it must be an amount"),
-    ("[baseline]\nonly = ['step:k3']\n", '[baseline] only: "step:k3": two runs have different steps'),
-    ("[baseline.tolerances]\nk3 = 'x'\n", '[baseline] tolerances.k3: "x" is no tolerance'),
+    ("tolerance = true\n", "is no tolerance"),
+    ("only = ['step:k3']\n", 'only "step:k3": "step:k3": two runs have different steps'),
+    ("tolerance = ['k3=x']\n", '"x" is no tolerance'),
     (
-        "[baseline.tolerances]\n'avg:k3' = 1\n",
-        '[baseline] tolerances.avg:k3: "avg:k3": only step: may stand',
+        "fail_on = ['bugs']",
+        'fail_on "bugs": it is not honest_mismatch, cannot_tell or bug; did you mean bug?',
     ),
-    (
-        "[diagnosis]\nfail_on = ['bugs']",
-        "fail_on: 'bugs' is not honest_mismatch, cannot_tell or bug; did you mean bug?",
-    ),
-    ("[diagnosis]\nfail_on = ['healthy']", "is not honest_mismatch, cannot_tell or bug"),
-    ("[diagnosis]\nfail_on = []", "fail_on: it is empty"),
-    ("[diagnosis]\nfail_on = 'bug'", "fail_on: it must be a list"),
-    ("[diagnosis]\n", "fail_on: it is missing"),
-    ("[diagnosis]\nfail_on = ['bug']\nfailon = 1", "did you mean fail_on?"),
+    ("fail_on = ['healthy']", "it is not honest_mismatch, cannot_tell or bug"),
     ("", "holds no bound"),
     ("# nothing\n", "holds no bound"),
-    ("[[bound]\n", "not TOML"),
+    ("[max\n", "not TOML"),
     ("x = " + "[" * 5000, "not TOML"),
 ]
 
 
 @pytest.mark.parametrize(("text", "said"), SLIPS)
-def test_a_slip_is_told_with_its_file_table_and_key(text, said):
+def test_a_slip_is_told_with_its_file_and_key(text, said):
     with pytest.raises(GateFileError) as caught:
         gates(text)
 
@@ -203,18 +154,12 @@ def test_a_slip_is_told_with_its_file_table_and_key(text, said):
 
 
 def test_every_slip_is_told_at_once_a_line_each_and_no_file_is_written_over():
-    text = BOUND + "maxx = 1\nmin = 'x'\n[[bound]]\nname = 'tv'\nmin = 'a'\n[baseline]\nresults = 'a'\n"
-    GATES.write_text(text)
+    GATES.write_text("results = 'a'\nfail_on = 'bugs'\n[max]\nk3 = 'x'\n[min]\n'avg:k3' = 1\n")
     ran = run("--gates", "gates.toml", "--json", "out.json")
 
     head, *lines = ran.stderr.partition("\nhint: ")[0].strip().splitlines()
     assert (ran.exit_code, head) == (2, "error: gates.toml: 4 mistakes")
-    assert [line.split(":")[1].strip() for line in lines] == [
-        "[[bound]] 1 (k3), min",
-        "[[bound]] 1 (k3), maxx",
-        "[[bound]] 2 (tv), min",
-        "[baseline] results",
-    ]
+    assert [line.split(":")[1].split()[0] for line in lines] == ["results", "fail_on", "max", "min"]
     assert not Path("out.json").exists()
     GATES.write_text(BOUND)
     assert (run("--gates", "gates.toml", "--md", "gates.toml").exit_code, GATES.read_text()) == (2, BOUND)
@@ -235,7 +180,7 @@ def test_a_file_that_cannot_be_read_is_named():
 
 # ---------------------------------------------------------------- exit codes
 
-K3 = "[[bound]]\nname = 'k3'\nmax = "
+K3 = "[max]\nk3 = "
 
 
 @pytest.mark.parametrize(
@@ -243,13 +188,13 @@ K3 = "[[bound]]\nname = 'k3'\nmax = "
     [
         (BOUND, "", 0),
         (K3 + "1e-9\n", "", 1),
-        ("[[bound]]\nname = 'k33'\nmax = 1\n", "", 2),
+        ("[max]\nk33 = 1\n", "", 2),
         (K3 + "0.002\n", "", 0),  # 2.03e-3 ± 1.5e-4
         (BOUND, "--max k3=1e-9", 1),  # options and file together
-        ("[baseline]\nresult = '../base.json'\n", "", 0),  # beside the file
-        ("[baseline]\nresult = 'gone.json'\n", "", 2),
-        ("[baseline]\n", "", 2),
-        ("[baseline]\nresult = 'gone.json'\n", "--baseline now.json", 0),  # the option goes before
+        ("baseline = '../base.json'\n", "", 0),  # beside the file
+        ("baseline = 'gone.json'\n", "", 2),
+        ("tolerance = '5%'\n", "", 2),
+        ("baseline = 'gone.json'\n", "--baseline now.json", 0),  # the option goes before
     ],
 )
 def test_a_file_is_judged_with_the_options(text, options, code):
@@ -332,13 +277,13 @@ GONE = ("--max", "k3=1")
         (
             "gone.parquet",
             ["--gates", "gates.toml"],
-            'error: gates.toml: [[bound]] 1: unknown preset "token_iss"',
+            'error: gates.toml: min: unknown preset "token_iss"',
         ),
         ("gone.parquet", ["--gates", "gates.toml"], 'did you mean "token_is"'),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused_before_anything_is_read(source, options, said):
-    GATES.write_text("[[bound]]\nname = 'ess_tokens'\nmin = 0\npresets = ['token_iss']\n")
+    GATES.write_text("[min]\ntoken_iss.ess_tokens = 0\n")
     ran = run(*options, source=source)
 
     assert ran.exit_code == 2
@@ -533,7 +478,7 @@ def test_a_tolerance_beside_a_percentage_says_of_what_it_is():
     worse = compare(
         make_summary(metrics={"ess_tokens": Number(value=0.5, unit="fraction", interval=(0.48, 0.52))}),
         make_summary(metrics={"ess_tokens": Number(value=0.9, unit="fraction", interval=(0.88, 0.92))}),
-        Baseline(only=["ess_tokens"]),
+        only=["ess_tokens"],
     )[0]
     assert worse.reason.startswith("worse by 40 points [37, 43], 9 points allowed; the whole 95% interval")
     assert (worse.unit, worse.passed) == ("fraction", False)
@@ -603,7 +548,7 @@ def test_junit_holds_whatever_a_name_says_and_is_xml():
 
 
 def test_all_forms_are_written_say_who_asked_and_are_drawn_again():
-    GATES.write_text(BOUND)
+    GATES.write_text("[max]\nk1 = 1\n")
     to = ("--json", "out.json", "-o", "gate.html", "--md", "out.md", "--junit", "out.xml")
     ran = run(*BAD, "--gates", "gates.toml", *to)
 
@@ -613,7 +558,7 @@ def test_all_forms_are_written_say_who_asked_and_are_drawn_again():
         ("k3", False, "--max"),
         ("drift2.k3", None, "--max"),
     ]
-    assert file.source == "gates.toml: [[bound]] 1"
+    assert file.source == "gates.toml: max"
     assert "missing column" in Path("gate.html").read_text()
     assert CliRunner().invoke(app, ["report", "out.json", "-o", "again.html"]).exit_code == 0
     assert "drift2.k3" in Path("again.html").read_text()

@@ -255,7 +255,7 @@ KEYS = {
     "a preset file": ("p.toml", '["{}"]\nweight = 1', ("presets", "--preset-file", "p.toml")),
     "a preset's key": ("p.toml", '[a]\n"{}" = 1', ("presets", "--preset-file", "p.toml")),
     "a gate file": ("g.toml", '["{}"]\nx = 1', ("gate", "now.json", "--gates", "g.toml")),
-    "a bound's key": ("g.toml", '[[bound]]\nname="{0}"\n"{0}"=1', ("gate", "now.json", "--gates", "g.toml")),
+    "a bound's key": ("g.toml", '"{0}"=1\n[max]\n"{0}="=1', ("gate", "now.json", "--gates", "g.toml")),
     "a result": ("r.json", '{{"{}": 1}}', ("report", "r.json")),
     "a key of a result": ("r.json", '{{"format": 2, "{}": 1}}', ("report", "r.json")),
 }
@@ -380,7 +380,7 @@ def test_files_that_are_too_large_are_not_read(
     args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("offpol_diag.presets.catalogue.MOST_TOML", 4096)
-    monkeypatch.setattr(sys.modules["offpol_diag.gate.bounds"], "MOST_TOML", 4096)
+    monkeypatch.setattr("offpol_diag.files.MOST_TOML", 4096)
     monkeypatch.setattr("offpol_diag.result.whole.MOST_RESULT", 4096)
     Path("large").write_bytes(b"x" * 5000)
     assert "MiB" in refused(run(*(arg.format("large") for arg in args)))
@@ -399,7 +399,7 @@ DEEP: dict[str, Callable[[str], str]] = {
 TOML = {
     "settings": ("offpol-diag.toml", "presets", ("analyze", "-q", "--no-html")),
     "presets": ("p.toml", "[x]\nweight", ("presets", "--preset-file", "p.toml")),
-    "gates": ("g.toml", "[[bound]]\nname", ("gate", "now.json", "--gates", "g.toml")),
+    "gates": ("g.toml", "[max]\nname", ("gate", "now.json", "--gates", "g.toml")),
 }
 
 
@@ -537,12 +537,12 @@ GATES = {
     "a result at a URL": (("https://x.org/a.json", "--max", "k3=1"), ""),
     "an option without a value": (("--max",), ""),
     "no UTF-8": (("--gates", "gates.toml"), "\udcff"),
-    "two slips": (("--gates", "gates.toml"), "[[bound]]\nname = 'k3'\n[[bound]]\nmax = 1\nx = 2"),
-    "a limit beyond floats": (("--gates", "gates.toml"), f"[[bound]]\nname = 'k3'\nmax = {'9' * 400}"),
-    "a limit beyond numbers": (("--gates", "gates.toml"), f"[[bound]]\nname = 'k3'\nmax = {DIGITS}"),
-    "a file's baseline is not there": (("--gates", "gates.toml"), "[baseline]\nresult='none.json'"),
-    "a NUL in a file's baseline": (("--gates", "gates.toml"), '[baseline]\nresult="a\\u0000.json"'),
-    "a date": (("--gates", "gates.toml"), "[[bound]]\nname = 1979-05-27\nmax = 1"),
+    "two slips": (("--gates", "gates.toml"), "x = 2\n[max]\nk3 = 'x'"),
+    "a limit beyond floats": (("--gates", "gates.toml"), f"[max]\nk3 = {'9' * 400}"),
+    "a limit beyond numbers": (("--gates", "gates.toml"), f"[max]\nk3 = {DIGITS}"),
+    "a file's baseline is not there": (("--gates", "gates.toml"), "baseline='none.json'"),
+    "a NUL in a file's baseline": (("--gates", "gates.toml"), 'baseline="a\\u0000.json"'),
+    "a date": (("--gates", "gates.toml"), "[max]\nk3 = 1979-05-27"),
 }
 """Beside those of `test_gate.py` and `test_gate_command.py`."""
 
@@ -561,7 +561,9 @@ def test_thousands_of_bounds_are_judged_in_a_second_or_two() -> None:
     from offpol_diag.report.junit import render_junit
 
     summary = make_summary()
-    asked = required(max=[f"unknown_{i}=1" for i in range(1000)] + [f"k3={i}e-9" for i in range(1000)])
+    asked = required(
+        max=[f"unknown_{i}=1" for i in range(1000)] + [f"drift2.k3{i}={i}e-9" for i in range(1000)]
+    )
     began = time.process_time()
     summary.gates = list(judged(summary, asked))
     drawn = terminal(summary)

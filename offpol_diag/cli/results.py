@@ -145,7 +145,7 @@ def gate(request: requests.Gate) -> None:
         return computed("gate", asked.dump, asked, must=must)
 
     must = commands.required(request)
-    judged = drawn(request, made, *request.dump, *([must.result] if must.result else []))
+    judged = drawn(request, made, *request.dump, *([must.baseline] if must.baseline else []))
     _report_to_github(judged, STDOUT in (request.out, request.json_file, request.md, request.junit))
     raise SystemExit(EXITS[outcome(judged.gates)])
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from offpol_diag.gate import beyond, outcome, plain
-from offpol_diag.gate.bounds import tolerance
+from offpol_diag.gate import beyond, outcome, plain, tolerance
 from offpol_diag.metrics import Tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import FRACTIONS, count, counted, say, say_limit, say_value
