@@ -14,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from offpol_diag.errors import install
+from offpol_diag.trainers import TRAINERS
 from tests.factory import make_summary
 
 ROOT = Path(__file__).parents[1]
@@ -32,11 +33,12 @@ def wheel(tmp_path_factory):
 def test_the_wheel_holds_everything_that_is_read_at_run_time(wheel):
     inside = set(zipfile.ZipFile(wheel).namelist())
     shipped = {f"offpol_diag/templates/{path.name}" for path in (ROOT / "templates").iterdir()}
-    needed = shipped | {
+    needed = {f"offpol_diag/trainers/{trainer}.toml" for trainer in TRAINERS} | shipped
+    needed |= {
         "offpol_diag/presets/presets.toml",
         "offpol_diag/data/sample.parquet",
-        "offpol_diag/data/field_cases.toml",
-        "offpol_diag/data/causes/sync.toml",
+        "offpol_diag/data/floors.toml",
+        "offpol_diag/data/causes.toml",
         "offpol_diag/py.typed",
     }
 
@@ -116,6 +118,7 @@ def alone(folder, env, *command):
 LIGHT = """
 import sys
 from offpol_diag.errors import install
+from offpol_diag.trainers import TRAINERS
 from offpol_diag import DumpWriter
 with DumpWriter("d") as dump:
     dump.write(rollout_log_probs=[[-1.0, -2.0]], old_log_probs=[[-1.1, -2.0]])

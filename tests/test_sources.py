@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -44,6 +46,16 @@ def test_a_commit_has_one_date_everywhere() -> None:
 def test_every_form_of_a_trainers_keys_says_when_it_was_read(trainer: str) -> None:
     for form in table(trainer)["form"]:
         assert re.fullmatch(r"20\d\d-\d\d-\d\d ([0-9a-f]{8,9}|v[\d.]+|commit unknown)", form["read"])
+
+
+def test_freshness_lists_every_table_the_one_read_longest_ago_first() -> None:
+    script = Path(__file__).parents[1] / "scripts" / "freshness"
+    lines = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+
+    assert lines == sorted(lines)
+    assert len(lines) == len(TRAINERS)
 
 
 def test_the_table_that_shows_how_a_trainer_is_added_is_the_trainers_own() -> None:
