@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from offpol_diag.advice.recommend import advised as decided
+from offpol_diag.advice import advised as decided
 from offpol_diag.cli.settings import sample
 from offpol_diag.compare import of_presets
 from offpol_diag.core.observe import analyze, examine, opened

@@ -264,7 +264,7 @@ def _where(request: requests.Computed) -> dict[str, Any]:
 
 def advised(found: Examined, command: str, trainer: str | None = None) -> Result:
     """Return the numbers with the recommendation, and its configuration for a trainer."""
-    from offpol_diag.advice.recommend import advised as with_advice
+    from offpol_diag.advice import advised as with_advice
 
     return with_advice(named(found.summary(), command), trainer)
 

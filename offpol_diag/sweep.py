@@ -22,6 +22,7 @@ from offpol_diag.errors import DumpError, UsageError, did_you_mean
 from offpol_diag.number import Number, Numbers
 from offpol_diag.numerals import say_value
 from offpol_diag.presets import OF_SEQUENCES, Preset, Reject, Veto, Weight
+from offpol_diag.presets.grammar import named
 from offpol_diag.presets.words import RATIOS, judged
 from offpol_diag.result import Place, Result, SolvedWindow, Sweep, SweptPoint, place_of
 from offpol_diag.run.devices import ON_CPU
@@ -109,6 +110,23 @@ class SweptBound:
             return replace(preset, **{self.part: rule})
         rules = (*preset.reject[: self.index], rule, *preset.reject[self.index + 1 :])
         return replace(preset, reject=rules)
+
+    def named(self, preset: Preset, bounds: Mapping[str, float]) -> str:
+        """Return the name of the preset with bounds of the part replaced: `seq_mis@2..0.4..2.5`.
+
+        Thresholds stand by position where the preset has a place for each, else by key.
+        """
+        places = {f"{self.part}.{side}": end for side, end in bounds.items()}
+        if "=" in preset.name or len(preset.reject) > 1 or not places.keys() <= {*preset.places}:
+            return named(preset.name, {f"{self.place}.{side}": repr(end) for side, end in bounds.items()})
+        parts = {"reject": preset.reject[0] if preset.reject else None}
+        for place in preset.places:
+            part, _, side = place.partition(".")
+            end = getattr(parts.get(part, getattr(preset, part)), side)
+            places.setdefault(place, math.inf if end is None else end)
+        return named(
+            preset.name, {"": "..".join(f"{places[one]!r}".removesuffix(".0") for one in preset.places)}
+        )
 
 
 def swept_bounds(preset: Preset) -> tuple[SweptBound, ...]:
@@ -355,7 +373,12 @@ def sweep(
         name = options.trainer
         config = config_for(bound.moved(preset, solved), name).text() if name else ""
         result.window = SolvedWindow(
-            asked=options.keep, **counts, point=points[-1], trainer=name, config=config
+            asked=options.keep,
+            **counts,
+            preset=bound.named(preset, solved),
+            point=points[-1],
+            trainer=name,
+            config=config,
         )
     result.remarks = warnings(result, whole.at("length"))
     if preset.weight is not None and preset.weight.normalize:

@@ -15,7 +15,7 @@ from factory import make_summary, recommendation
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
-from offpol_diag.advice.recommend import advised
+from offpol_diag.advice import advised
 from offpol_diag.cli import app
 from offpol_diag.core.observe import analyze
 from offpol_diag.diagnosis import decide

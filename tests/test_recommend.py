@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag.advice.prescription import prescribed
-from offpol_diag.advice.recommend import ALERTS, DEFAULT, MOST_TOKENS, RULES, advised, recommend
+from offpol_diag.advice import ALERTS, DEFAULT, MOST_TOKENS, RULES, advised, prescribed, recommend
 from offpol_diag.core.observe import analyze
 from offpol_diag.metrics import METRICS
 from offpol_diag.number import Number

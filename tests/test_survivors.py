@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from offpol_diag import result as summaries
-from offpol_diag.advice.recommend import recommend
+from offpol_diag.advice import recommend
 from offpol_diag.cli import app
 from offpol_diag.core.observe import analyze
 from offpol_diag.gate import judged, required

@@ -272,6 +272,25 @@ def test_a_weight_that_float32_cannot_hold_stays_dropped_at_every_threshold(tmp_
     assert {point.numbers[name].value for point in found.points for name in names} == {0.5}
 
 
+@pytest.mark.parametrize(
+    ("name", "which", "bounds", "said"),
+    [
+        ("seq_mis", None, {"lower": 0.4, "upper": 2.5}, "seq_mis@2..0.4..2.5"),
+        ("seq_mis", "weight.upper", {"upper": 3.0}, "seq_mis@3..0.5..2"),
+        ("token_is", None, {"upper": 1.5}, "token_is@1.5"),
+        ("token_is@3", None, {"upper": 1.5}, "token_is@1.5"),
+        ("seq_mis@veto.lower=0.1", None, {"upper": 2.5}, "seq_mis@veto.lower=0.1:reject[0].upper=2.5"),
+    ],
+)
+def test_thresholds_are_named_by_position_where_the_preset_has_them(name, which, bounds, said):
+    one = CATALOGUE[name]
+    bound = pick(one, which)
+
+    assert bound.named(one, bounds) == said
+    (again,) = CATALOGUE.resolve(said)
+    assert [getattr(bound.rule(again), side) for side in bounds] == [*bounds.values()]
+
+
 # ---------------------------------------------------------------- the window that keeps a share
 
 SUM = Preset("sum", "", reject=(Reject(over="sum", lower=0.5, upper=2.0),))

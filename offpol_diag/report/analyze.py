@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
 
-from offpol_diag.advice.growth import MERGE
+from offpol_diag.advice import MERGE
 from offpol_diag.metrics import FIRST_GAP, METRICS, PAIRS, Tone, band, metric, tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, doubted, say, written

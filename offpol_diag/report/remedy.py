@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from offpol_diag.advice.growth import GROWN, MERGE, Growth, growth
-from offpol_diag.advice.prescription import prescribed
+from offpol_diag.advice import GROWN, MERGE, Growth, growth, prescribed
 from offpol_diag.metrics import title
 from offpol_diag.number import Number
 from offpol_diag.numerals import doubted, rounded, written

@@ -9,7 +9,6 @@ from offpol_diag.metrics import title
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, rounded, say_value, value_or_dash, written
 from offpol_diag.presets import catalogue
-from offpol_diag.presets.grammar import named
 from offpol_diag.report.analyze import analysis, of_dump
 from offpol_diag.report.answer import Answer, Fact, Tile
 from offpol_diag.report.picture import SERIES, Panel, Picture, at_places
@@ -99,10 +98,9 @@ def _bounds(found: Sweep, window: SolvedWindow) -> str:
 def _commands(summary: Result, found: Sweep) -> Iterator[tuple[str, str]]:
     """Yield the preset with the bounds that were solved for, on π_train/π_rollout, and the analysis."""
     if found.window:
-        settings = {place: repr(bound) for place, bound in found.window.point.bounds.items()}
         # a user's preset needs its file, which is unknown here
         file = "" if found.preset in catalogue.load() else " --preset-file FILE"
-        yield "preset", f"offpol-diag presets {shlex.quote(named(found.preset, settings))}{file}"
+        yield "preset", f"offpol-diag presets {shlex.quote(found.window.preset)}{file}"
     yield from analysis(summary.dump)
 
 

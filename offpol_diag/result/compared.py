@@ -116,6 +116,7 @@ class SolvedWindow(Model):
     kept: Whole = Field(description="units within the bounds")
     of: Whole
     ties: Whole = Field(0, description="further units with the last value kept, which no bound can separate")
+    preset: str = Field(description="the preset with these bounds, by name")
     point: SweptPoint
     trainer: str = ""
     config: str = Field("", description="ready to paste")

@@ -1,18 +1,20 @@
 """Recommendation of a correction, if any: the first rule of an ordered table whose condition holds decides.
 
-A bug is fixed first, policies that agree need nothing, and where most tokens differ nothing helps. In every
-other case it is token TIS at 2.0: where the true gradient is known no rule that looks further was better.
-Published thresholds are alerts; each names its source and its regime.
+A bug is fixed first, policies that agree need nothing, and where most tokens differ nothing helps. A run
+whose mismatch keeps growing is resumed from before that; in that and every other case the correction is token
+TIS at 2.0: where the true gradient is known no rule that looks further was better. What methods of other
+families do stands beside it, for a reader to choose. Published thresholds are alerts, each with its source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from statistics import fmean, median
 from typing import Literal
 
-from offpol_diag.advice.growth import growth
-from offpol_diag.advice.prescription import prescribed
 from offpol_diag.diagnosis.numbers import (
     FEWEST_GROUPS,
     FEWEST_SEQUENCES,
@@ -21,20 +23,102 @@ from offpol_diag.diagnosis.numbers import (
     SAMPLES,
     Evidence,
 )
+from offpol_diag.errors import ConfigError
 from offpol_diag.metrics import METRICS, crossed
-from offpol_diag.presets import catalogue
+from offpol_diag.presets import Policy, catalogue
 from offpol_diag.presets.catalogue import FAMILIES
 from offpol_diag.presets.words import method
 from offpol_diag.result import Decision, Fired, Recommendation, Result
+from offpol_diag.result.steps import Point, curve
+from offpol_diag.trainers.translate import config_for
 
 DEFAULT, THRESHOLD = "token TIS at 2.0", "2.0"
 """The first preset of `FAMILIES` in words, and its threshold."""
+NOTHING: Mapping[Policy, str] = {"old": "recompute", "current": "ppo_is"}
+"""Numerator of the main drift → the preset without a correction."""
 ALIGNED_K3 = 1e-6
 """K3 of policies that agree to rounding, whatever the diagnosis: slime and vLLM × TorchTitan gate at it."""
 MOST_TOKENS = 0.5
 """Share of tokens that differ by more than a factor of 2 from which on no weight helps."""
+GROWN, LEAST = 5.0, 1e-4
+"""K3 grows if its median over the last third of the steps is above this times the first third's, and this."""
+MERGE = 0.015
+"""K3 above which prime-rl merges no new model; a run that stays above it is resumed from before."""
+HALF = 0.5
+"""Share of itself by which a mean reward must fall to be called a collapse."""
 SIMULATED = "In 117 simulated regimes with a known gradient nothing beat token TIS at 2.0 by more than 0.1%."
 RUNS = "In whole runs every correction lasted longer than none"
+
+# ---------------------------------------------------------------- K3 that grows
+
+
+@dataclass(frozen=True)
+class Growth:
+    """K3 grows over the steps of a dump.
+
+    Attributes:
+        ends: K3 at the first step and at the last.
+        thirds: median K3 of the first third of the steps and of the last.
+        reward: the mean reward of both thirds where it collapses, else None.
+        surely: the first step from which on the interval of K3 is above `MERGE`; None where there is none, or
+            where it is the first step of the dump.
+        perhaps: the same of its value.
+    """
+
+    ends: tuple[Point, Point]
+    thirds: tuple[float, float]
+    reward: tuple[float, float] | None
+    surely: str | None
+    perhaps: str | None
+
+
+def growth(summary: Result) -> Growth | None:
+    """Return how K3 grows over the steps; None where it does not, or there are fewer than three."""
+    points = curve(summary, "k3")
+    known = [(one, one.value) for one in points if one.value is not None]
+    third = len(known) // 3
+    if not third:
+        return None
+    first, last = (median(value for _, value in part) for part in (known[:third], known[-third:]))
+    if last <= max(GROWN * first, LEAST):
+        return None
+    steps = summary.charts.steps
+    names = [str(one) for one in steps.first] if steps else [one.step for one in points]
+
+    def above(values: Sequence[float | None]) -> str | None:
+        """Return the first step from which on all values are above the merge gate."""
+        backwards = zip(reversed(names), reversed(values), strict=True)
+        found = [name for name, _ in takewhile(lambda end: end[1] is not None and end[1] > MERGE, backwards)]
+        return found[-1] if found else None
+
+    surely = above([one.interval[0] if one.interval else one.value for one in points])
+    perhaps = above([one.value for one in points])
+    if surely == names[0]:
+        surely = perhaps = None
+    return Growth((known[0][0], known[-1][0]), (first, last), _collapse(summary), surely, perhaps)
+
+
+def _collapse(summary: Result) -> tuple[float, float] | None:
+    """Return the mean reward of both thirds, if it falls by half and beyond its intervals.
+
+    A step whose rewards are all equal has an interval of no width, and counts with the widest.
+    """
+    known = [(one.value, one.interval) for one in curve(summary, "reward") if one.value is not None]
+    third = len(known) // 3
+    if not third:
+        return None
+    widest = max(((high - low) / 2 for low, high in (ends for _, ends in known if ends)), default=math.inf)
+    means, margins = [], []
+    for part in (known[:third], known[-third:]):
+        halves = [(ends[1] - ends[0]) / 2 if ends and ends[1] > ends[0] else widest for _, ends in part]
+        means.append(fmean(value for value, _ in part))
+        margins.append(math.hypot(*halves) / third)
+    (first, last), (above, below) = means, margins
+    fell = last < first - HALF * abs(first) and last + below < first - above
+    return (first, last) if fell else None
+
+
+# ---------------------------------------------------------------- rules
 
 
 @dataclass(frozen=True)
@@ -57,11 +141,25 @@ class Rule:
     source: str
     decision: Decision | None = None
 
+    def fired(self, seen: Evidence) -> Fired:
+        """Return that the rule holds, with the numbers it saw."""
+        names = () if callable(self.saw) else self.saw
+        saw = {seen.prefix + name: seen.number(name).value for name in names}
+        saw = self.saw(seen) if callable(self.saw) else saw
+        level: Literal["decision", "alert"] = "decision" if self.decision else "alert"
+        return Fired(rule=self.name, level=level, sentence=self.sentence, saw=saw, source=self.source)
+
 
 def _held(seen: Evidence) -> dict[str, float | None]:
     dump = seen.summary.dump
     groups = dump.groups if "group_id" in dump.columns else None
     return {"groups": groups, "sequences": dump.sequences, "tokens": dump.tokens}
+
+
+def _thirds(seen: Evidence) -> dict[str, float | None]:
+    grown = growth(seen.summary)
+    words = ("first third, median k3", "last third, median k3")
+    return dict(zip(words, grown.thirds, strict=True)) if grown else {}
 
 
 def _verdict(seen: Evidence) -> str:
@@ -76,13 +174,6 @@ def _healthy(seen: Evidence) -> bool:
 def _collapses(seen: Evidence) -> bool:
     grown = growth(seen.summary)
     return grown is not None and grown.surely is not None
-
-
-def _thirds(seen: Evidence) -> dict[str, float | None]:
-    """Return the median K3 of the first third of the steps, and of the last."""
-    grown = growth(seen.summary)
-    words = ("first third, median k3", "last third, median k3")
-    return dict(zip(words, grown.thirds, strict=True)) if grown else {}
 
 
 RULES = (
@@ -187,6 +278,9 @@ ALERTS = (
 """Warnings that are no level of one number; those are in `metrics.py`."""
 
 
+# ---------------------------------------------------------------- the recommendation
+
+
 def advised(summary: Result, trainer: str | None = None) -> Result:
     """Add the recommendation to the summary, with the configuration of `trainer` if one is named."""
     given = recommend(summary)
@@ -196,15 +290,21 @@ def advised(summary: Result, trainer: str | None = None) -> Result:
 
 def recommend(summary: Result) -> Recommendation:
     """Return the decision of the first rule that holds for a dump's numbers and diagnosis, and the alerts."""
-    seen = Evidence(summary)
+    seen, shipped = Evidence(summary), catalogue.load()
     rule = next(rule for rule in RULES if rule.holds(seen))
     assert rule.decision is not None
     sentence, causes = rule.sentence, summary.diagnosis.causes if summary.diagnosis else []
     where = next((cause.where for cause in causes if cause.kind == "bug" and cause.where), "")
     if rule.name == "bug" and where:
         sentence += f" Until then, leave out the sequences with {where}."
-    alerts = [_fired(alert, seen, "alert") for alert in ALERTS if alert.holds(seen)] + levels(seen)
     chosen, *others = FAMILIES[seen.policy] if rule.decision == "METHOD at THRESHOLD" else (None,)
+    alerts = [alert.fired(seen) for alert in ALERTS if alert.holds(seen)] + levels(seen)
+    shown = summary.presets  # a user's preset may have the name of one of ours
+    as_shipped = [
+        name
+        for name in others
+        if name in shown and not shown[name].needs and shown[name].method == method(shipped[name])
+    ]
     return Recommendation(
         decision=rule.decision,
         title=chosen and DEFAULT,
@@ -212,15 +312,9 @@ def recommend(summary: Result) -> Recommendation:
         threshold=chosen and THRESHOLD,
         sentence=sentence,
         rule=rule.name,
-        alternatives=[name for name in others if name and _as_shipped(summary, name)],
-        fired=[_fired(rule, seen, "decision"), *alerts],
+        alternatives=as_shipped,
+        fired=[rule.fired(seen), *alerts],
     )
-
-
-def _as_shipped(summary: Result, name: str) -> bool:
-    """Return whether the result has the numbers of a built-in preset, and not of a user's of that name."""
-    found = summary.presets.get(name)
-    return found is not None and not found.needs and found.method == method(catalogue.load()[name])
 
 
 def levels(seen: Evidence) -> list[Fired]:
@@ -238,7 +332,19 @@ def levels(seen: Evidence) -> list[Fired]:
     ]
 
 
-def _fired(rule: Rule, seen: Evidence, level: Literal["decision", "alert"]) -> Fired:
-    of = {} if callable(rule.saw) else {seen.prefix + name: seen.number(name).value for name in rule.saw}
-    saw = rule.saw(seen) if callable(rule.saw) else of
-    return Fired(rule=rule.name, level=level, sentence=rule.sentence, saw=saw, source=rule.source)
+def prescribed(given: Recommendation, trainer: str, policy: Policy) -> str | None:
+    """Return the configuration to paste, or a comment if the trainer cannot express it, or None.
+
+    Args:
+        given: a recommendation; the result is None if it names no method of this version.
+        trainer: the trainer's own name (`trainers.trainer_named`).
+        policy: the train policy of the dump.
+    """
+    name = NOTHING[policy] if given.decision == "no correction needed" else given.method
+    presets = catalogue.load()
+    if name is None or name not in presets:
+        return None
+    try:
+        return config_for(presets[name], trainer).text()
+    except ConfigError as error:
+        return f"# {error}\n"
