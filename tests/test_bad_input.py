@@ -115,7 +115,7 @@ FIRST = [  # columns, what the error says: of several bad rows the first is name
 ]
 
 
-@pytest.mark.parametrize(("columns", "says"), FIRST, ids=str)
+@pytest.mark.parametrize(("columns", "says"), FIRST)
 def test_what_is_wrong_is_said_at_once(tmp_path, columns, says):
     path = write(tmp_path / "a.parquet", **columns)
     assert says in refusal(path).message
