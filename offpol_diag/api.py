@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack
@@ -132,32 +133,28 @@ def doctor(what: Any, *, group_by: Sequence[str] = (), **how: Unpack[Computes]) 
 @signed(requests.Compare)
 def compare(
     what: Any,
-    other: Any = None,
-    *,
+    *others: Any,
     presets: Presets | None = None,
     against: str | Preset | None = None,
     group_by: Sequence[str] = (),
     preset_file: File | None = None,
     **how: Unpack[Computes],
 ) -> Report:
-    """Compare presets on one dump, or the run of one dump (A) with that of another (B). See `analyze`.
+    """Compare presets on one dump, or the runs of other dumps (B, C, …) with the first (A). See `analyze`.
 
     Args:
         what: the dump, or run A.
-        other: run B, or None.
-        presets: which; all by default for one dump, none for two.
+        *others: further runs.
+        presets: which; all by default for one dump, none for several.
         against: with one dump, the preset that the others are compared with; the first by default.
         group_by: see `analyze`.
         preset_file: see `analyze`.
         **how: see `analyze`.
     """
     request = _asked(requests.Compare, locals())
-    with sources(what) as (paths, label):
-        if other is None:
-            found = commands.compare(paths, None, request)
-        else:
-            with sources(other) as (others, _):
-                found = commands.compare(paths, others, request)
+    with ExitStack() as stack:
+        (paths, label), *further = (stack.enter_context(sources(one)) for one in (what, *others))
+        found = commands.compare(paths, [one for one, _ in further], request)
     return Report(labelled(found, label))
 
 
@@ -315,7 +312,7 @@ def check(
 
 def _asked(model: type[Asked], given: Mapping[str, Any]) -> Asked:
     """Return what a function is asked, of its arguments by name."""
-    own = {name: x for name, x in given.items() if name not in ("what", "other", "how")}
+    own = {name: x for name, x in given.items() if name not in ("what", "others", "how")}
     return asked(model, own | given["how"])
 
 

@@ -6,7 +6,7 @@ Functions take the paths that are read, the request, and a function that is told
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from offpol_diag.result import Result
 
 Say = Callable[[str], None]
-MOST_NAMED = 3
-"""Most presets that a hint names."""
 
 
 def silent(text: str) -> None:
@@ -52,61 +50,39 @@ def doctor(paths: Sequence[str], request: requests.Doctor, say: Say = silent) ->
 
 
 def compare(
-    paths: Sequence[str], others: Sequence[str] | None, request: requests.Compare, say: Say = silent
+    paths: Sequence[str], others: Sequence[Sequence[str]], request: requests.Compare, say: Say = silent
 ) -> Result:
-    """Compare presets on one dump, or the run of one dump with that of another."""
-    if others is not None:
+    """Compare presets on one dump, or the runs of other dumps with that of the first."""
+    if others:
         return _compare_runs(paths, others, request, say)
-    from offpol_diag.compare import lacking, of_presets, reference
+    from offpol_diag.compare import of_presets, reference
 
     asked = presets_of(request, say)
     against = None if request.against is None else one_preset(request, "against")
     dump = opened(paths, request)
     chosen = tuple(dict.fromkeys((*(asked or usual(dump, request)), *([against] if against else []))))
-    base = against.name if against else None
-    columns = dump.info.columns
-    lacks = lacking(columns, chosen)
-    if all(lacks.values()):
-        raise _nothing_to_compare(request, columns, lacks)
-    base = reference(lacks, base)
-    assert base is not None  # or there would have been an error
+    base = reference(catalogue(request), dump.info.columns, chosen, against)
     found = examined(dump, request, chosen, against=base)
     summary = advised(found, "compare")
     return summary.model_copy(update={"comparison": of_presets(found, summary, base)})
 
 
-def _compare_runs(paths: Sequence[str], others: Sequence[str], request: requests.Compare, say: Say) -> Result:
-    """Analyse both runs alike, one after the other, and compare them."""
+def _compare_runs(
+    paths: Sequence[str], others: Sequence[Sequence[str]], request: requests.Compare, say: Say
+) -> Result:
+    """Analyse all runs alike, one after the other, and compare them with the first."""
     if request.against is not None:
         both = "add --as-one" if request.shell else "give both dumps in one list"
         raise UsageError(
-            f"{request.named('against')} names a preset, and two runs are compared as run A and run B",
-            f"leave it out, or {both} to compare presets on both dumps as one",
+            f"{request.named('against')} names a preset, and runs are compared with run A",
+            f"leave it out, or {both} to compare presets on the dumps as one",
         )
     from offpol_diag.compare import of_runs
 
     chosen = presets_of(request, say)
-    one, other = (examined(opened(run, request), request, chosen) for run in (paths, others))
-    first, second = named(one.summary(), "compare"), other.summary()
-    return first.model_copy(update={"against": of_runs(one, other, first, second)})
-
-
-def _nothing_to_compare(
-    request: requests.Compare, columns: Mapping[str, str], lacks: Mapping[str, Sequence[str]]
-) -> UsageError:
-    """Return the error for a dump that has the columns of no preset, with what would work."""
-    missing = dict.fromkeys(column for names in lacks.values() for column in names)
-    every = catalogue(request).items()
-    able = [name for name, preset in every if not preset.lacking(columns)][:MOST_NAMED]
-    ways = [f"try {request.example('presets', ','.join(able))}"] if able else []
-    current = columns.get("current_log_probs")
-    if current and "old_log_probs" in missing:
-        example = request.example("columns", f"old={current}")
-        ways.insert(0, f"read the policy there is as the old one with {example}")
-    return UsageError(
-        f"the dump has no {' and no '.join(missing)}, which {', '.join(lacks)} cannot do without",
-        ", or ".join(ways) or f"name {'it' if len(missing) == 1 else 'them'} with {request.named('columns')}",
-    )
+    runs = [examined(opened(run, request), request, chosen) for run in (paths, *others)]
+    results = [one.summary() for one in runs]
+    return named(results[0], "compare").model_copy(update={"against": of_runs(runs, results)})
 
 
 def check(paths: Sequence[str], request: requests.Check, say: Say = silent) -> Checked:

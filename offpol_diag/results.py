@@ -85,9 +85,9 @@ class Report:
         return self.summary.sweep
 
     @property
-    def comparison(self) -> Comparison | Against | None:
-        """The result of `compare`: presets side by side, or run A against run B."""
-        return self.summary.comparison or self.summary.against
+    def comparison(self) -> Comparison | list[Against] | None:
+        """The result of `compare`: presets side by side, or each further run against the first."""
+        return self.summary.comparison or self.summary.against or None
 
     def values(self) -> dict[str, float]:
         """Return every known number by its gate name: `k3`, `token_is.ess_tokens`."""

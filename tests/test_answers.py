@@ -543,9 +543,9 @@ def test_a_bug_without_a_cause_ranks_nothing():
 
 def test_what_limits_the_numbers_of_the_other_run_is_said_too(results):
     given = results["runs"]
-    b = given.against.b.model_copy(update={"dump": dump_facts(notes=["a note on B"])})
-    against = given.against.model_copy(update={"b": b})
-    assert "B: a note on B" in answered(given.model_copy(update={"against": against})).cautions
+    run = given.against[0].run.model_copy(update={"dump": dump_facts(notes=["a note on B"])})
+    against = given.against[0].model_copy(update={"run": run})
+    assert "B: a note on B" in answered(given.model_copy(update={"against": [against]})).cautions
 
 
 def test_a_sweep_that_keeps_all_of_every_length_has_no_table_of_it(results):

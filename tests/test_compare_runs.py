@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 
 import offpol_diag
 from offpol_diag.cli import app
-from offpol_diag.compare import of_runs
-from offpol_diag.compare.runs import Side, _repeats, _shared, effect, rank, size
+from offpol_diag.compare import Side, _repeats, _shared, effect, of_runs, rank, size
 from offpol_diag.core.intervals import Groups, holm, p_value
 from offpol_diag.core.observe import examine, opened
 from offpol_diag.core.state import State, mix
@@ -61,7 +60,8 @@ def read(path, seed=0, presets=NAMED):
 
 
 def against(a, b):
-    return of_runs(a, b, a.summary(), b.summary())
+    (found,) = of_runs([a, b], [a.summary(), b.summary()])
+    return found
 
 
 def named(found, name):
@@ -110,7 +110,7 @@ def test_a_difference_is_of_the_values_of_both_runs_and_that_of_rewards_is_not_t
     mine = a.summary().whole
     for one in worse.contrasts:
         if one.name in mine and one.a.value is not None and one.b.value is not None:
-            assert (one.a, one.b) == (mine[one.name], worse.b.whole[one.name])
+            assert (one.a, one.b) == (mine[one.name], worse.run.whole[one.name])
             assert one.difference.value == pytest.approx(one.b.value - one.a.value, rel=1e-9, abs=1e-15)
     reward = named(worse, "mean_reward")
     assert (reward.differs, reward.reason) == (None, "no metric of the mismatch: it is not tested")
@@ -281,7 +281,8 @@ def test_few_prompts_and_heavy_tails_are_not_tested(folder, a):
     summary, other = a.summary(), read(str(folder / "same.parquet"), presets=())
     heavy = replace(summary.whole["mean_ratio"], note="unreliable: k̂ = 0.9 is above 0.7")
     doubted = with_numbers(summary, "dump", summary.whole | {"mean_ratio": heavy})
-    mean = named(of_runs(a, other, doubted, other.summary()), "mean_ratio")
+    (found,) = of_runs([a, other], [doubted, other.summary()])
+    mean = named(found, "mean_ratio")
     assert (mean.differs, "tail" in mean.reason) == (None, True)
 
 
@@ -315,7 +316,7 @@ def test_two_dumps_are_compared_as_two_runs_and_every_report_says_the_same(folde
     marked = (folder / "r.md").read_text()
     for report in (page, marked, " ".join(ran.stdout.split())):
         assert "The two runs" in report
-        assert f"{summary.against.differing} of {summary.against.tested} metrics differ" in report
+        assert f"{summary.against[0].differing} of {summary.against[0].tested} metrics differ" in report
     assert "a.parquet against worse.parquet" in page
     again = run(str(folder / "r.json"), "-o", str(folder / "again.html"), command="report")
     assert again.stdout.startswith("A is a.parquet; B is worse.parquet\n! A: there are no advantages")
@@ -323,10 +324,50 @@ def test_two_dumps_are_compared_as_two_runs_and_every_report_says_the_same(folde
     assert (folder / "again.html").read_text() == page
 
 
+def test_any_number_of_runs_is_compared_with_the_first(folder, a, worse):
+    """Numbers and p-values are those of two runs; these are corrected over the tests of all runs."""
+    files = [str(folder / f"{name}.parquet") for name in ("a", "same", "worse")]
+    ran = run(
+        *files, "--presets", "token_is,seq_mis", "--json", str(folder / "n.json"), "-v", "--device", "cpu"
+    )
+    found = loads((folder / "n.json").read_text(), "n.json")
+    same, alone = found.against, {one.name: one for one in worse.contrasts}
+
+    assert ran.exit_code == 0, ran.stderr
+    assert "c.parquet" not in ran.stderr
+    assert "same.parquet is run B, " in " ".join(ran.stderr.split())
+    assert [one.letter for one in same] == ["B", "C"]
+    assert {one.name for one in same[1].contrasts} == alone.keys()
+    for one in same[1].contrasts:
+        wanted = alone[one.name]
+        assert (one.a.parts(), one.b.parts()) == (wanted.a.parts(), wanted.b.parts())
+        assert (one.difference.parts(), one.p_value) == (wanted.difference.parts(), wanted.p_value)
+    tested = [one for other in same for one in other.contrasts if one.p_value is not None]
+    assert [one.p_adjusted for one in tested] == holm([one.p_value for one in tested])
+    said = " ".join(ran.stdout.split())
+    assert said.startswith("A is a.parquet; B is same.parquet; C is worse.parquet")
+    assert "Worse in C: K3 KL is " in said
+    answer = answered(found)
+    table = next(one for one in answer.tables if one.id == "decisive")
+    tests = ("p of B, corrected", "p of C, corrected")
+    assert table.header == ("number", "B against A", "C against A", "A", "B", "C", *tests, "better")
+    k3 = next(row for row in table.rows if row[0] == "k3")
+    assert k3[3:6] == tuple(one.whole["k3"] for one in (found, same[0].run, same[1].run))
+    assert {"A", "B", "C"} <= {*next(one for one in answer.tables if one.id == "runs").header}
+
+
+def test_the_curves_of_all_runs_by_step_are_one_chart():
+    names = ("stale", "collapse", "quantized")
+    found = offpol_diag.compare(*(f"sample_data/{name}.parquet" for name in names), progress=False)
+    chart = next(one for one in answered(found.summary).charts if one.id == "runs-step")
+    assert [layer.name for layer in chart.panels[0].layers] == ["A", "B", "C"]
+    assert "K3 of C lies below A's at " in chart.title
+
+
 @pytest.mark.parametrize(
     ("names", "options", "words"),
     [
-        (("a", "same", "worse"), (), ("3 DUMPs given", "--as-one")),
+        (("a",) * 27, (), ("27 DUMPs given", "at most 26 runs", "--as-one")),
         (("a", "nowhere"), (), ("nowhere.parquet: no such file",)),
         (("a", "same"), ("--against", "token_is"), ("--against names a preset", "--as-one")),
         (("a",), ("--against", "nothing"), ('unknown preset "nothing"',)),

@@ -11,8 +11,7 @@ from drawn import html, markdown
 from scipy.stats import t as student
 
 from offpol_diag import api
-from offpol_diag.compare import of_presets, reference
-from offpol_diag.compare.presets import leader, of_preset
+from offpol_diag.compare import leader, of_preset, of_presets, reference
 from offpol_diag.core.intervals import Groups
 from offpol_diag.core.observe import examine, opened
 from offpol_diag.core.readout import Readout
@@ -184,11 +183,18 @@ def test_a_preset_is_better_by_the_values_only_where_there_are_no_replicates():
 
 
 def test_the_reference_is_the_first_that_can_be_computed_unless_one_is_named():
-    needs = {"a": ["current_log_probs"], "b": [], "c": []}
-    assert [reference(needs, None), reference(needs, "c")] == ["b", "c"]
-    assert reference({"a": ["x"]}, None) is None
+    known, columns = load(), {"rollout_log_probs": "r", "old_log_probs": "o"}
+    three = known.resolve("pure_is,token_is,seq_mis")
+    assert reference(known, columns, three, None) == "token_is"
+    assert reference(known, columns, three, known["seq_mis"]) == "seq_mis"
     with pytest.raises(UsageError, match="no current_log_probs"):
-        reference(needs, "a")
+        reference(known, columns, three, known["pure_is"])
+    with pytest.raises(UsageError, match="which pure_is cannot do without") as caught:
+        reference(known, columns, three[:1], None)
+    assert caught.value.hint.startswith("try --presets ")
+    with pytest.raises(UsageError) as caught:
+        reference(known, {"rollout_log_probs": "r", "current_log_probs": "c"}, three[1:], None)
+    assert "--columns old=c" in caught.value.hint
 
 
 def left(s, preset):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
 from offpol_diag.cli.exits import COULD_NOT_SAY, FAILED
@@ -62,31 +63,32 @@ def doctor(request: requests.Doctor) -> None:
 
 
 def compare(request: requests.Compare) -> None:
-    """Corrections side by side on one dump, or run A against run B.
+    """Corrections side by side on one dump, or further runs against the first.
 
     One DUMP: what each correction keeps, drops and weighs, which does better, and what each drops that the
     first one keeps. Differences are paired, with intervals of their own.
 
-    Two DUMPs: the first is run A, the second run B (FP8 against BF16, before against after an upgrade); what
-    differs, by how much, and whether it is real after a correction for looking at many numbers. Prompts that
-    both runs have (group_id) are resampled together. With --as-one they are the parts of one dump; a quoted
-    glob or a directory is one DUMP as well.
+    Several DUMPs: the first is run A, the others are B, C, … (FP8 against BF16, before against after an
+    upgrade); what differs from A, by how much, and whether it is real after a correction for looking at many
+    numbers. Prompts that runs share (group_id) are resampled together. With --as-one they are the parts of
+    one dump; a quoted glob or a directory is one DUMP as well.
     """
     from offpol_diag.printable import clean
 
     given = () if request.from_file("dump") else request.dump
-    if len(given) > TWO and not request.as_one:
+    if len(given) > len(ascii_uppercase) and not request.as_one:
         raise UsageError(
-            f"{len(given)} DUMPs given: two are compared as run A and run B, more are not",
+            f"{len(given)} DUMPs given: at most {len(ascii_uppercase)} runs are compared",
             "add --as-one to read them as the parts of one dump, or name each run by a directory or a quoted "
             "glob: compare 'before/*.parquet' 'after/*.parquet'",
         )
     if len(given) < TWO or request.as_one:
-        read, others = dumps(request), None
+        read, others = dumps(request), []
     else:
-        (a, b), read, others = map(clean, given), list(given[:1]), list(given[1:])
-        note(f"2 DUMPs given: {a} is run A, {b} is run B (--as-one reads them as one)", request.quiet)
-    drawn(request, partial(computed, "compare", read, others=others), *read, *(others or ()))
+        read, *others = ([one] for one in given)
+        runs = [f"{clean(one)} is run {letter}" for one, letter in zip(given, ascii_uppercase, strict=False)]
+        note(f"{len(given)} DUMPs given: {', '.join(runs)} (--as-one reads them as one)", request.quiet)
+    drawn(request, partial(computed, "compare", read, others=others), *read, *(one for (one,) in others))
 
 
 def sweep(request: requests.Sweep) -> None:

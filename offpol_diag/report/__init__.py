@@ -17,8 +17,8 @@ def answered(result: Result | Checked) -> Answer:
 
     if not isinstance(result, Result):
         return check.answer(result)
-    if result.against is not None:
-        return compare.of_runs(result, result.against)
+    if result.against:
+        return compare.of_runs(result)
     if result.comparison is not None:
         return compare.of_presets(result, result.comparison)
     if result.sweep is not None:

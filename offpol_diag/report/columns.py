@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from offpol_diag.numerals import count
 from offpol_diag.result import DumpFacts
@@ -63,11 +63,12 @@ def unlike(facts: DumpFacts) -> tuple[str, ...]:
     return () if all_read(facts) else (f"Columns: {in_short(facts)}.",)
 
 
-def of_two(a: DumpFacts, b: DumpFacts) -> tuple[str, ...]:
-    """Return what was read and ignored of two runs, once if it is the same."""
-    first, second = in_short(a), in_short(b)
-    both = {"A and B": first} if first == second else {"A": first, "B": second}
-    return tuple(f"{run}. Columns: {said}." for run, said in both.items())
+def of_runs(runs: Mapping[str, DumpFacts]) -> tuple[str, ...]:
+    """Return what was read and ignored of several runs, once if it is the same."""
+    each = {run: in_short(dump) for run, dump in runs.items()}
+    every = f"{', '.join([*runs][:-1])} and {[*runs][-1]}"
+    said = {every: each["A"]} if len({*each.values()}) == 1 else each
+    return tuple(f"{run}. Columns: {text}." for run, text in said.items())
 
 
 def ignored(facts: DumpFacts) -> str:

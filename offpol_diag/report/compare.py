@@ -377,59 +377,96 @@ def _charts(some: Presets, found: Comparison) -> Iterator[Picture]:
         yield Picture("differences", "", finding, sub, (panel,), telling=sure > 0)
 
 
-# ---------------------------------------------------------------- run A against run B
+# ---------------------------------------------------------------- runs against the first
+
+Rows = Mapping[str, Mapping[str, Contrast]]
+"""Number → run → what it is there beside A's."""
 
 
-def of_runs(summary: Result, found: Against) -> Answer:
-    """Return the answer on two runs: whether they differ, in which numbers and by how much."""
-    by_name = {one.name: one for one in found.contrasts}
-    prefix = next((one for one in PAIRS if f"{one}k3" in by_name), "")
-    lead = by_name.get(f"{prefix}k3")
-    word, sentence, interval, tone = "", found.headline.rstrip("."), "", _judged(lead) or "info"
-    if lead is not None and lead.a.known and lead.b.known:
-        a, b = value_or_dash(lead.a), value_or_dash(lead.b)
-        sentence = f"K3 KL is {a} nats per token in A and {b} in B: no difference can be told"
-        if lead.differs:
-            sentence = f"K3 KL {'falls' if tone == 'good' else 'rises'} from {a} to {b} nats per token"
-            interval = f"({say(lead.ratio)} times A's)" if lead.ratio and lead.ratio.known else ""
-            word = "Better in B" if tone == "good" else "Worse in B"
-    more = f"{found.headline.rstrip('.')}. {found.pairing.sentence}"
-    if wrong := bugs(summary, found):
-        word, sentence = "Bug in one run" if len(wrong) == 1 else "Bug in both", ": ".join(wrong[0])
-        interval, tone, more = "", "bad", f"Mend it before the runs are compared. {more}"
-    names = [prefix + name for name in FIRST_GAP if prefix + name in by_name]
-    names += [one.name for one in found.contrasts if one.differs and one.name not in names]
-    lacking = "; ".join(f"{what}: {why}" for what, why in found.needs.items())
+def of_runs(summary: Result) -> Answer:
+    """Return the answer on runs: whether they differ from the first, in which numbers and by how much."""
+    found = summary.against
+    runs = {"A": summary, **{one.letter: one.run for one in found}}
+    rows: dict[str, dict[str, Contrast]] = {}
+    for run in found:
+        for one in run.contrasts:
+            rows.setdefault(one.name, {})[run.letter] = one
+    prefix = next((one for one in PAIRS if f"{one}k3" in rows), "")
+    word, sentence, interval, tone = _said_of_runs(found, rows.get(f"{prefix}k3", {}))
+    more = " ".join(f"{one.headline.rstrip('.')}. {one.pairing.sentence}" for one in found)
+    if wrong := {run: one.diagnosis.headline for run, one in runs.items() if one.is_bug and one.diagnosis}:
+        word = (
+            "Bug in one run"
+            if len(wrong) == 1
+            else "Bug in both"
+            if len(runs) == 2
+            else "Bug in several runs"
+        )
+        sentence, interval, tone = ": ".join(next(iter(wrong.items()))), "", "bad"
+        more = f"Mend it before the runs are compared. {more}"
+    main = [prefix + name for name in FIRST_GAP if prefix + name in rows]
+    differ = [name for name, row in rows.items() if any(one.differs for one in row.values())]
+    lacking = {f"{what}: {why}": None for one in found for what, why in one.needs.items()}
+    names = named(*(one.dump for one in runs.values()))
+    metrics = {run.letter: {one.name: one.b for one in run.contrasts} for run in found}
+    others = listed([one.letter for one in found])
     return Answer(
-        "A is {}; B is {}".format(*named(summary.dump, found.b.dump)),
+        "; ".join(f"{run} is {name}" for run, name in zip(runs, names, strict=True)),
         word,
         sentence.rstrip("."),
         tone,
         interval,
         more,
-        facts=(
-            *_bug(summary.diagnosis, "A, bug?", summary.whole),
-            *_bug(found.b.diagnosis, "B, bug?", {one.name: one.b for one in found.contrasts}),
+        facts=tuple(
+            fact
+            for run, one in runs.items()
+            for fact in _bug(one.diagnosis, f"{run}, bug?", metrics.get(run, summary.whole))
         ),
         cautions=(
-            *(
-                f"{run}: {one}"
-                for run, dump in (("A", summary.dump), ("B", found.b.dump))
-                for one in cautions(dump)
-            ),
-            *found.notes,
-            *((f"Cannot be compared: {lacking}.",) if lacking else ()),
+            *(f"{run}: {said}" for run, one in runs.items() for said in cautions(one.dump)),
+            *(said for one in found for said in one.notes),
+            *((f"Cannot be compared: {'; '.join(lacking)}.",) if lacking else ()),
         ),
-        lead="A → B, and how B stands to A; a number differs where its corrected p-value says so.",
-        tiles=tuple(_of_contrast(by_name[name]) for name in names[:TILES]),
-        tables=tuple(_of_runs(summary, found, {prefix + name for name in FIRST_GAP})),
-        charts=tuple(_charts_of_runs(summary, found)),
-        remarks=columns.of_two(summary.dump, found.b.dump),
+        lead=f"{' → '.join(runs)}, and how {others} {'stands' if len(found) == 1 else 'stand'} to A; a "
+        "number differs where its corrected p-value says so.",
+        tiles=tuple(_of_row(name, rows[name]) for name in dict.fromkeys((*main, *differ)))[:TILES],
+        tables=tuple(_of_runs(summary, rows, main, differ, names)),
+        charts=tuple(_charts_of_runs(runs, rows)),
+        remarks=columns.of_runs({run: one.dump for run, one in runs.items()}),
+    )
+
+
+def _said_of_runs(found: Sequence[Against], k3: Mapping[str, Contrast]) -> tuple[str, str, str, Tone]:
+    """Return a word, the sentence, the interval and the tone of how K3 of the runs stands to A's."""
+    tones = {run: _judged(one) for run, one in k3.items()}
+    word = ", ".join(
+        f"{word} in {listed(those)}"
+        for word, tone in (("worse", "bad"), ("better", "good"))
+        if (those := [run for run, one in tones.items() if one == tone])
+    )
+    word = word[:1].upper() + word[1:]
+    tone: Tone = "bad" if "bad" in tones.values() else "good" if "good" in tones.values() else "info"
+    if not k3 or not all(one.a.known and one.b.known for one in k3.values()):
+        return "", found[0].headline.rstrip("."), "", tone
+    one = next(iter(k3.values()))
+    if len(found) > 1:
+        each = [f"{value_or_dash(other.b)} in {run}" for run, other in k3.items()]
+        told = "" if word else ": no difference can be told"
+        return word, f"K3 KL is {listed([f'{value_or_dash(one.a)} in A', *each])}{told}", "", tone
+    a, b = value_or_dash(one.a), value_or_dash(one.b)
+    if not one.differs:
+        return "", f"K3 KL is {a} nats per token in A and {b} in B: no difference can be told", "", tone
+    interval = f"({say(one.ratio)} times A's)" if one.ratio and one.ratio.known else ""
+    return (
+        word,
+        f"K3 KL {'falls' if tone == 'good' else 'rises'} from {a} to {b} nats per token",
+        interval,
+        tone,
     )
 
 
 def named(*dumps: DumpFacts) -> tuple[str, ...]:
-    """Return a name for each run: its first file, by as much of its path as tells two runs apart."""
+    """Return a name for each run: its first file, by as much of its path as tells the runs apart."""
     paths = [PurePath(one.files[0] if one.files else "a dump") for one in dumps]
     names = [path.name for path in paths]
     if len({*names}) < len({*paths}):
@@ -440,15 +477,9 @@ def named(*dumps: DumpFacts) -> tuple[str, ...]:
     return tuple(map(str.__add__, names, more))
 
 
-def bugs(summary: Result, found: Against) -> list[tuple[str, str]]:
-    """Return A, B or both: the runs whose diagnosis is a bug, each with its headline."""
-    both = (("A", summary.diagnosis), ("B", found.b.diagnosis))
-    return [(run, one.headline) for run, one in both if one is not None and one.verdict == "bug"]
-
-
-def _judged(one: Contrast | None) -> Tone | None:
-    """Return whether B is better (good) or worse (bad) than A; None where that cannot be said."""
-    if one is None or not one.differs or one.a.value is None or one.b.value is None:
+def _judged(one: Contrast) -> Tone | None:
+    """Return whether a run is better (good) or worse (bad) than A; None where that cannot be said."""
+    if not one.differs or one.a.value is None or one.b.value is None:
         return None
     way = worse(one.name)
     if way.sign == "either":
@@ -457,71 +488,113 @@ def _judged(one: Contrast | None) -> Tone | None:
     return "good" if (b > a) == (way.sign == "lower") else "bad"
 
 
-def _of_contrast(one: Contrast) -> Tile:
-    name, tone = one.name.rpartition(".")[2], _judged(one)
-    band = {True: "differs", False: "not told apart", None: "not tested"}[one.differs]
-    band = {"good": "better", "bad": "worse"}.get(tone or "", band)
-    below = one.reason if one.differs is None else below_0(name, one.b) or below_0(name, one.a)
-    value = f"{value_or_dash(one.a)} → {value_or_dash(one.b)}"
-    return Tile(title(name), value, band, tone, one.effect, below, one.name)
-
-
-def _of_runs(summary: Result, found: Against, main: set[str]) -> Iterator[Table]:
-    """Yield the numbers that differ, or else the main ones; the two runs; and all other numbers."""
-    differ = [one for one in found.contrasts if one.differs]
-    alike = [one for one in found.contrasts if one.differs is False]
-    rest = [one for one in found.contrasts if one.differs is None]
-    corrected = (
-        f"p, corrected: {found.correction} over {count(found.tested)} tests; the intervals are 95% each and "
-        "not corrected."
+def _of_row(name: str, row: Mapping[str, Contrast]) -> Tile:
+    """Return a number of all runs as a tile."""
+    metric, first = name.rpartition(".")[2], next(iter(row.values()))
+    words = {
+        run: {"good": "better", "bad": "worse"}.get(
+            _judged(one) or "", {True: "differs", False: "not told apart", None: "not tested"}[one.differs]
+        )
+        for run, one in row.items()
+    }
+    tones = {_judged(one) for one in row.values()}
+    below = first.reason if first.differs is None else below_0(metric, first.b) or below_0(metric, first.a)
+    several = len(row) > 1
+    return Tile(
+        title(metric),
+        " → ".join(value_or_dash(one) for one in (first.a, *(one.b for one in row.values()))),
+        ", ".join(f"{run} {word}" for run, word in words.items()) if several else next(iter(words.values())),
+        "bad" if "bad" in tones else "good" if "good" in tones else None,
+        "; ".join(f"{run}: {one.effect}" for run, one in row.items() if one.effect)
+        if several
+        else first.effect,
+        below,
+        name,
     )
-    first = differ or [one for one in found.contrasts if one.name in main and one.a.value is not None]
-    more = f"{count(len(found.contrasts) - len(first[:FEW_ROWS]))} more numbers: -v."
+
+
+def _of_runs(
+    summary: Result, rows: Rows, main: Sequence[str], differ: Sequence[str], names: Sequence[str]
+) -> Iterator[Table]:
+    """Yield the numbers that differ, or else the main ones; the runs; and all other numbers."""
+    found = summary.against
+    alike = [
+        name for name in rows if name not in differ and any(x.differs is False for x in rows[name].values())
+    ]
+    rest = [name for name in rows if name not in differ and name not in alike]
+    corrected = (
+        f"p, corrected: {found[0].correction} over {count(sum(one.tested for one in found))} tests; the "
+        "intervals are 95% each and not corrected."
+    )
+    first = differ or [name for name in rows if name in main and _first(rows[name]).a.value is not None]
+    more = f"{count(len(rows) - len(first[:FEW_ROWS]))} more numbers: -v."
     caption = f"{counted(len(differ), 'number')} {'differs' if len(differ) == 1 else 'differ'}"
     caption = caption if differ else "Nothing differs; the main numbers:"
-    yield _contrasts("decisive", caption, first[:FEW_ROWS], (corrected, more), "always")
-    yield _facts(summary.dump, found.b.dump)
-    yield _contrasts("differ", "Every number that differs", differ, (corrected,), "more")
-    yield _contrasts("alike", "Numbers that cannot be told apart", alike, (), "page")
-    yield _contrasts("untested", "Numbers that were not tested", rest, (), "page")
+    letters = [one.letter for one in found]
+    yield _contrasts("decisive", caption, rows, first[:FEW_ROWS], letters, (corrected, more), "always")
+    dumps = {"A": summary.dump, **{one.letter: one.run.dump for one in found}}
+    yield _facts(dumps, names)
+    yield _contrasts("differ", "Every number that differs", rows, differ, letters, (corrected,), "more")
+    yield _contrasts("alike", "Numbers that cannot be told apart", rows, alike, letters, (), "page")
+    yield _contrasts("untested", "Numbers that were not tested", rows, rest, letters, (), "page")
+
+
+def _first(row: Mapping[str, Contrast]) -> Contrast:
+    return next(iter(row.values()))
 
 
 def _contrasts(
-    name: str, caption: str, some: Sequence[Contrast], notes: tuple[str, ...], shown: str
+    id: str,
+    caption: str,
+    rows: Rows,
+    names: Sequence[str],
+    letters: Sequence[str],
+    notes: tuple[str, ...],
+    shown: str,
 ) -> Table:
-    rows = []
-    for one in some:
-        p = (
+    """Return a row for each number: how each run stands to A, the values of all, and the tests."""
+    lines: list[tuple[Cell, ...]] = []
+    for name in names:
+        row = [rows[name].get(letter) for letter in letters]
+        p = [
             "–"
-            if one.p_adjusted is None
+            if one is None or one.p_adjusted is None
             else "< 0.0001"
             if one.p_adjusted < 1e-4
             else f"{one.p_adjusted:.2g}"
-        )
-        rows.append((one.name, one.effect or one.reason or "–", one.a, one.b, p, worse(one.name).better))
-    header = ("number", "B against A", "A", "B", "p, corrected", "better")
-    return Table(name, caption, header, rows, notes, shown=shown)  # type: ignore[arg-type]
+            for one in row
+        ]
+        effects = [(one.effect or one.reason or "–") if one else "–" for one in row]
+        values = [_first(rows[name]).a, *(one.b if one else None for one in row)]
+        lines.append((name, *effects, *values, *p, worse(name).better))
+    tests = ["p, corrected"] if len(letters) == 1 else [f"p of {one}, corrected" for one in letters]
+    header = ("number", *(f"{one} against A" for one in letters), "A", *letters, *tests, "better")
+    return Table(id, caption, header, lines, notes, shown=shown)  # type: ignore[arg-type]
 
 
-def _facts(a: DumpFacts, b: DumpFacts) -> Table:
+def _facts(dumps: Mapping[str, DumpFacts], names: Sequence[str]) -> Table:
+    """Return what the runs are, and in what their provenance differs."""
+    some = dumps.values()
     rows: list[tuple[Cell, ...]] = [
-        ("file", *named(a, b)),
-        ("tokens", a.tokens, b.tokens),
-        ("sequences", a.sequences, b.sequences),
-        ("groups (prompts)", a.groups, b.groups),
-        ("mean length", Number(value=a.mean_length), Number(value=b.mean_length)),
-        ("longest", a.max_length, b.max_length),
-        ("rows skipped", a.skipped.count, b.skipped.count),
-        *_provenance(a.provenance, b.provenance),
+        ("file", *names),
+        ("tokens", *(one.tokens for one in some)),
+        ("sequences", *(one.sequences for one in some)),
+        ("groups (prompts)", *(one.groups for one in some)),
+        ("mean length", *(Number(value=one.mean_length) for one in some)),
+        ("longest", *(one.max_length for one in some)),
+        ("rows skipped", *(one.skipped.count for one in some)),
+        *_provenance(*(one.provenance for one in some)),
     ]
-    return Table("runs", "The two runs", ("what", "A", "B"), rows, shown="more")
+    caption = "The two runs" if len(dumps) == 2 else "The runs"
+    return Table("runs", caption, ("what", *dumps), rows, shown="more")
 
 
-def _provenance(a: dict[str, object], b: dict[str, object]) -> list[tuple[Cell, ...]]:
+def _provenance(*dumps: dict[str, object]) -> list[tuple[Cell, ...]]:
     """Return the provenance fields in which the runs differ."""
-    mine, theirs = _flat(a), _flat(b)
-    rows = [(key, mine.get(key, "not said"), theirs.get(key, "not said")) for key in {**mine, **theirs}]
-    return [row for row in rows if row[1] != row[2]]
+    each = [_flat(one) for one in dumps]
+    keys = dict.fromkeys(key for one in each for key in one)
+    rows = [(key, *(one.get(key, "not said") for one in each)) for key in keys]
+    return [row for row in rows if len({*row[1:]}) > 1]
 
 
 def _flat(found: dict[str, object], before: str = "") -> dict[str, str]:
@@ -536,58 +609,77 @@ def _flat(found: dict[str, object], before: str = "") -> dict[str, str]:
 # ---------------------------------------------------------------- charts of runs
 
 
-def _charts_of_runs(summary: Result, found: Against) -> Iterator[Picture]:
-    for axis in summary.axes:
-        if axis in found.b.axes and (one := _both(axis, summary, found.b)):
-            yield one
-    for name, a_shape in summary.histograms.items():
-        other = found.b.histograms.get(name)
-        if a_shape.counts and other and other.counts:
-            yield _shapes(name, a_shape, other, found.contrasts)
+def _charts_of_runs(runs: Mapping[str, Result], rows: Rows) -> Iterator[Picture]:
+    for axis in runs["A"].axes:
+        if all(axis in one.axes for one in runs.values()) and (chart := _places(axis, runs)):
+            yield chart
+    for name in runs["A"].histograms:
+        shapes = {run: one.histograms.get(name) for run, one in runs.items()}
+        known = {run: one for run, one in shapes.items() if one and one.counts}
+        if len(known) == len(runs):
+            yield _shapes(name, known, rows)
 
 
-def _both(axis: str, a: Result, b: Result) -> Picture | None:
-    """Return K3 of both runs at the places that either has."""
-    title = a.axes[axis].title
+def _places(axis: str, runs: Mapping[str, Result]) -> Picture | None:
+    """Return K3 of all runs at the places that any has, in one chart."""
+    title = runs["A"].axes[axis].title
     points = [
-        {place.key: place.numbers["k3"] for place in one.at(axis) if "k3" in place.numbers} for one in (a, b)
+        {place.key: place.numbers["k3"] for place in one.at(axis) if "k3" in place.numbers}
+        for one in runs.values()
     ]
-    keys = list(dict.fromkeys([*points[0], *points[1]]))
+    keys = list(dict.fromkeys(key for some in points for key in some))
     if axis == "step" and all(key.lstrip("-").isdecimal() for key in keys):
         keys.sort(key=int)
     if len(keys) < 2 or not all(points):
         return None
-    ours, theirs = ([some.get(key) for key in keys] for some in points)
-    pairs = [
-        (x.interval, y.interval)
-        for x, y in zip(ours, theirs, strict=True)
-        if x and y and x.interval and y.interval
-    ]
-    lower, higher = sum(y[1] < x[0] for x, y in pairs), sum(x[1] < y[0] for x, y in pairs)
-    finding = f"K3 by {title}: the intervals of A and B overlap at all {len(pairs)} places both have"
-    if lower or higher:
+    said, telling = [], False
+    for run, some in zip([*runs][1:], points[1:], strict=True):
+        pairs = [
+            (points[0][key].interval, some[key].interval) for key in keys if key in points[0] and key in some
+        ]
+        known = [(x, y) for x, y in pairs if x and y]
+        lower, higher = sum(y[1] < x[0] for x, y in known), sum(x[1] < y[0] for x, y in known)
         side, many = ("below", lower) if lower >= higher else ("above", higher)
-        finding = f"K3 of B lies {side} A's at {many} of {len(pairs)} places, by {title}"
-    layers = (at_places("A", ours, "blue"), at_places("B", theirs, "orange"))
+        telling |= bool(many) and len(known) > 1
+        if many:
+            said.append(f"K3 of {run} lies {side} A's at {many} of {len(known)} places")
+        else:
+            said.append(f"the intervals of A and {run} overlap at all {len(known)} places both have")
+    finding = (
+        f"{'; '.join(said)}, by {title}" if said[0].startswith("K3") else f"K3 by {title}: {'; '.join(said)}"
+    )
+    layers = tuple(
+        at_places(run, [some.get(key) for key in keys], SERIES[i % len(SERIES)])
+        for i, (run, some) in enumerate(zip(runs, points, strict=True))
+    )
     panel = Panel(title, "K3 KL, nats per token (log)", layers, y_scale="log", names=keys)
-    telling = bool(lower or higher) and len(pairs) > 1
     sub = "With 95% intervals, each of one run alone."
     return Picture(f"runs-{axis}", "", finding, sub, (panel,), telling=telling)
 
 
-def _shapes(name: str, a: Histogram, b: Histogram, contrasts: Sequence[Contrast]) -> Picture:
+def _shapes(name: str, shapes: Mapping[str, Histogram], rows: Rows) -> Picture:
+    """Return the histograms of all runs in one chart."""
     layers = [
-        Layer(run, [(low + high) / 2 for low, high in pairwise(one.edges)], _density(one), SERIES[i])
-        for i, (run, one) in enumerate((("A", a), ("B", b)))
+        Layer(
+            run,
+            [(low + high) / 2 for low, high in pairwise(one.edges)],
+            _density(one),
+            SERIES[i % len(SERIES)],
+        )
+        for i, (run, one) in enumerate(shapes.items())
     ]
-    off = next((one for one in contrasts if one.name == name.replace("log_ratio", "f_2")), None)
+    a = shapes["A"]
+    off = rows.get(name.replace("log_ratio", "f_2"), {})
     finding = f"{a.title[:1].upper()}{a.title[1:]}"
-    if off is not None and name.endswith("log_ratio"):
-        pair, ends = a.title.partition(": ")[2] or a.title, (value_or_dash(off.a), value_or_dash(off.b))
-        finding = f"{ends[0]} of A's tokens and {ends[1]} of B's are off by more than 2×, {pair}"
+    if off and name.endswith("log_ratio"):
+        pair = a.title.partition(": ")[2] or a.title
+        each = [f"{value_or_dash(_first(off).a)} of A's tokens"]
+        each += [f"{value_or_dash(one.b)} of {run}'s" for run, one in off.items()]
+        finding = f"{listed(each)} are off by more than 2×, {pair}"
     panel = Panel(f"Δ, {a.unit}", f"density, 1/{a.unit} (log)", layers, y_scale="log")
     sub = "Share of the tokens in each bin, divided by its width."
-    return Picture(f"runs-{name}", "", finding, sub, (panel,), telling=bool(off and off.differs))
+    telling = any(one.differs for one in off.values())
+    return Picture(f"runs-{name}", "", finding, sub, (panel,), telling=telling)
 
 
 def _density(one: Histogram) -> Values:

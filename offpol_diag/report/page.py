@@ -58,7 +58,7 @@ def page(result: Result | Checked) -> str:
         tables = tuple(table for table in answer.tables if table.shown != "always")
         sections = [Part("steps", "Steps", "Steps", answer.remarks, tables=tables)]
     else:
-        dumps = [result.dump, *([result.against.b.dump] if result.against else [])]
+        dumps = [result.dump, *(one.run.dump for one in result.against)]
         name, data, version = " against ".join(named(*dumps)), embedded(result), result.run.version
         kind = "Thresholds" if result.sweep else "Off-policy mismatch"
         kind = "Rescored" if result.run.command == "rescore" else kind

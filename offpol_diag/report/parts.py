@@ -117,8 +117,9 @@ def _bands(summary: Result) -> Table:
 
 def _data(summary: Result) -> Part:
     """Return counts, columns, provenance, files and the run."""
-    run, other = summary.run, summary.against
-    runs = {"": summary.dump} if other is None else {"A": summary.dump, "B": other.b.dump}
+    run = summary.run
+    runs = {"A" if summary.against else "": summary.dump}
+    runs |= {one.letter: one.run.dump for one in summary.against}
     text = [f"{name and f'{name}: '}{_sentence(facts)}" for name, facts in runs.items()]
     text += [f"{CONVENTIONS} Seed {run.seed}, {counted(run.replicates, 'replicate')}."]
     silent = "The files say nothing of their provenance (trainer, engine, temperature, top-p)."
@@ -133,8 +134,8 @@ def _data(summary: Result) -> Part:
 
 
 def _of_run(run: str, table: Table) -> Table:
-    """Return a table of a dump, named after its run where there are two, A and B."""
-    name = f"{table.id}-b" if run == "B" else table.id
+    """Return a table of a dump, named after its run where there are several."""
+    name = table.id if run in ("", "A") else f"{table.id}-{run.lower()}"
     return replace(table, id=name, caption=f"{run}: {table.caption}" if run else table.caption)
 
 

@@ -61,7 +61,7 @@ class Comparison(Model):
 
 
 class Contrast(NamedTuple):
-    """One number of run B beside that of run A.
+    """One number of a further run, here called B, beside that of run A.
 
     Attributes:
         difference: B less A, taken within each bootstrap replicate.

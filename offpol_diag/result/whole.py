@@ -38,12 +38,13 @@ KIND = re.compile("[/@]")
 
 
 class Against(Model):
-    """Run A (the result around this) against run B, of which only the numbers that are compared are kept."""
+    """A further run against run A (the result around this); of it only the numbers compared are kept."""
 
-    b: Result
+    letter: str = Field("B", description="what the run is called: B, C, …")
+    run: Result
     headline: str
     pairing: Pairing
-    correction: str = Field(description="how p-values were corrected for their number")
+    correction: str = Field(description="how p-values were corrected for their number, over all runs")
     level: float
     tested: Whole
     differing: Whole
@@ -90,7 +91,7 @@ class Result(Model):
     not_compared: str = Field("", description="what `gate` could not compare with the baseline, and why")
     sweep: Sweep | None = Field(None, description="one preset over many thresholds (`sweep`)")
     comparison: Comparison | None = Field(None, description="presets side by side (`compare DUMP`)")
-    against: Against | None = Field(None, description="this run against another (`compare A B`)")
+    against: list[Against] = Field([], description="further runs against this one (`compare A B C`)")
 
     # ------------------------------------------------------------ numbers
 
@@ -159,7 +160,7 @@ class Result(Model):
             yield from (("preset", one.numbers) for one in points)
         if self.comparison:
             yield from self.comparison.by_kind()
-        for contrast in self.against.contrasts if self.against else ():
+        for contrast in (contrast for one in self.against for contrast in one.contrasts):
             yield from contrast.by_kind()
 
     @property

@@ -85,7 +85,7 @@ def own_numbers(path: Path) -> Iterator[Number]:
                 subject = f"dropped/{one['dropped_by']}-{one['kept_by']}/{unit}"
                 yield Number(subject, "count", one[unit]["count"])
                 yield from listed(subject, one[unit]["numbers"])
-    if against := result["against"]:
+    for against in result["against"]:
         columns = dict(against["contrasts"])
         for column in ("difference", "ratio"):
             yield from listed(f"runs/{column}", dict(zip(columns["name"], columns[column], strict=True)))
