@@ -30,7 +30,6 @@ from offpol_diag.presets.catalogue import FAMILIES
 from offpol_diag.presets.words import method
 from offpol_diag.result import Decision, Fired, Recommendation, Result
 from offpol_diag.result.steps import Point, curve
-from offpol_diag.trainers.translate import config_for
 
 DEFAULT, THRESHOLD = "token TIS at 2.0", "2.0"
 """The first preset of `FAMILIES` in words, and its threshold."""
@@ -340,6 +339,8 @@ def prescribed(given: Recommendation, trainer: str, policy: Policy) -> str | Non
         trainer: the trainer's own name (`trainers.trainer_named`).
         policy: the train policy of the dump.
     """
+    from offpol_diag.trainers.translate import config_for  # a gate of a result needs no templates
+
     name = NOTHING[policy] if given.decision == "no correction needed" else given.method
     presets = catalogue.load()
     if name is None or name not in presets:

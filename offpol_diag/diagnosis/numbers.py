@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offpol_diag.core.intervals import Z
 from offpol_diag.number import Number
 from offpol_diag.presets import Policy
 from offpol_diag.result import Result
@@ -44,6 +43,8 @@ class Evidence:
 
     def errors(self, name: str) -> float | None:
         """Return how many standard errors a metric lies above 0; None without an interval."""
+        from offpol_diag.core.intervals import Z  # a result is drawn without numpy
+
         number = self.number(name)
         if number.value is None or number.interval is None or number.interval[0] == number.interval[1]:
             return None
