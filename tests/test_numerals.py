@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from offpol_diag.core import readout
 from offpol_diag.number import Number
 from offpol_diag.numerals import minus, say, say_value, written
 
@@ -69,17 +65,6 @@ def test_no_value_and_no_end_has_more_than_six_digits_however_narrow_the_interva
     assert abs(parsed(text) - value) <= max(
         0.51 * value * 10**width, 6e-6 * value, near, 0.06 * value * (not interval)
     )
-
-
-@pytest.mark.parametrize(
-    ("hits", "tries", "share"),
-    [(1.0, 4.0, 0.25), (0.0, 4.0, 0.0), (0.0, 0.0, None), (-math.inf, 1.0, None), (5.0, 4.0, None)],
-)
-def test_a_share_of_bounded_terms_is_a_share_or_not_known(hits, tries, share):
-    sums = {"bounded": np.array([hits]), "tries": np.array([tries])}
-    out: Any = SimpleNamespace(reader=SimpleNamespace(column=lambda name, prefix: sums[name]))
-
-    assert readout._bounded(Number(value=1.0), out, "").clamped == share
 
 
 def test_nothing_is_set_beside_the_power_of_a_value_that_rounds_to_0():
