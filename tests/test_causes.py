@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -17,8 +18,9 @@ from typer.testing import CliRunner
 from offpol_diag.cli import app
 from offpol_diag.core.observe import analyze
 from offpol_diag.diagnosis.cause import TRAINERS, Cause
+from offpol_diag.diagnosis.recorded import Recorded
 from offpol_diag.diagnosis.registry import CAUSES
-from offpol_diag.diagnosis.rows import Rows
+from offpol_diag.diagnosis.rows import Rows, jittered
 from offpol_diag.diagnosis.seen import Seen
 from offpol_diag.report.explain import filled, plain
 from tests import faults
@@ -72,6 +74,53 @@ def test_a_fault_made_in_healthy_rows_is_named_first_and_no_bug_is_named_beside_
 def test_healthy_rows_are_no_bug(tmp_path, seed):
     found = diagnosed(healthy(seed), tmp_path / "d.parquet")
     assert (found.verdict, [one.id for one in found.causes]) == ("healthy", ["numerics"])
+
+
+@pytest.mark.parametrize("side", ["q", "p"])
+@pytest.mark.parametrize("base", [2, 10])
+def test_a_logarithm_to_another_base_is_no_temperature_and_no_likeliest_token(tmp_path, side, base):
+    rows = healthy(0)
+    found = diagnosed(replace(rows, **{side: getattr(rows, side) / np.log(base)}), tmp_path / "d.parquet")
+    assert (found.verdict, found.causes) == ("cannot_tell", [])
+    assert "token for token" in found.headline
+    assert f"to base {base}" in found.headline
+
+
+@pytest.mark.parametrize("offset", [6, 17])
+def test_a_row_that_is_only_shifted_from_a_token_on_is_not_in_another_order(offset):
+    rows = healthy(0)
+    moved = rows.p.copy()
+    for a, b in zip(rows.starts[:-1], rows.starts[1:], strict=True):
+        moved[a + 20 : b] = np.roll(moved[a + 20 : b], offset)
+        moved[a + 20 : a + 20 + offset] = -1.0
+    assert IDS["segment_order"].look(replace(rows, p=moved)) is None
+
+
+def half(rows, share):
+    """Return a finding in every second token, whose repair leaves a share of its mismatch."""
+    concerned = rows.index % 2 == 0
+    broken = replace(rows, p=np.where(concerned, rows.p - 0.5, rows.p))
+    mended = replace(rows, p=np.where(concerned, rows.p - 0.5 * share, rows.p))
+    return IDS["boundary"].of_tokens("", broken, concerned, repaired=mended)
+
+
+@pytest.mark.parametrize(("share", "helps"), [(0.0, True), (0.5, True), (0.95, False), (1.0, False)])
+def test_a_repair_has_to_bring_tokens_at_least_halfway_to_the_others(share, helps):
+    assert half(healthy(0), share).helps is helps
+
+
+@pytest.mark.parametrize(("size", "excused"), [((0.3, 0.3), True), ((0.03, 0.3), False)])
+@pytest.mark.parametrize("column", ["step", "host"])
+def test_a_format_excuses_ten_times_what_it_has_at_the_dumps_own_steps_and_hosts(
+    tmp_path, column, size, excused
+):
+    """W4A16 is published up to K3 0.03; where another step or host has 0.0003, 0.03 is something else."""
+    rows = healthy(0)
+    part = np.arange(rows.sequences) % 2
+    p = jittered(rows, np.where(part == 1, size[1], size[0])[rows.owner], np.random.default_rng(0))
+    known = replace(rows.known, recorded=Recorded(quantised="quantization: awq"), synced=0.012)
+    scalars = {**rows.scalars, "policy_lag": [0] * rows.sequences, column: part.tolist()}
+    assert Seen(replace(rows, p=p, known=known, scalars=scalars)).inexcusable is not excused
 
 
 # ---------------------------------------------------------------- texts

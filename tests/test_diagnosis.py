@@ -719,42 +719,6 @@ def test_the_systematic_share_is_that_of_all_pairs_of_different_responses(seed, 
     assert found.groups == parts
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_the_systematic_share_is_cut_at_2_and_of_no_order(named):
-    chance = rng()
-    given = responses(chance)
-
-    def first(value):
-        return [(*row[:3], [value if i == 0 else d for i, d in enumerate(row[3])]) for row in given]
-
-    far, cut = (systematic(rows_of(first(value), named)) for value in (1e5, math.log(2)))
-    assert far == cut  # a token beyond any float counts as one that doubles
-    one = systematic(rows_of(given, named))
-    other = systematic(rows_of([given[i] for i in chance.permutation(len(given))], named))
-    assert (one.value, one.low, one.high) == pytest.approx((other.value, other.low, other.high))
-    assert one.groups == other.groups
-
-
-@pytest.mark.parametrize("named", [True, False])
-@pytest.mark.parametrize(("shift", "noise"), [(0.0, 0.04), (0.02, 0.04), (0.04, 0.02)])
-def test_a_shift_of_every_token_of_a_kind_has_the_share_that_was_planted(shift, noise, named):
-    given = responses(rng(), 400, 40, 6, 40, shift, noise)
-    found = systematic(rows_of(given, named))
-    whole = np.var([math.expm1(d) for *_, some in given for d in some])
-    planted = 1 - noise**2 / whole if shift else 0.0
-    assert found.low - 0.02 < planted < found.high + 0.02
-    assert found.value == pytest.approx(planted, abs=0.06)
-
-
-def test_the_systematic_share_is_unknown_without_token_ids_or_where_kinds_hardly_repeat():
-    given = responses(rng())
-    alone = [(name, at, [i * 100 + t for t in at], some) for i, (name, at, _, some) in enumerate(given)]
-    equal = [(*row[:3], [0.0] * len(row[3])) for row in given]
-    assert systematic(rows_of(given)) is not None
-    for some in (rows_of(given, ids=False), *map(rows_of, (alone, given[:1], equal))):
-        assert systematic(some) is None
-
-
 @pytest.mark.parametrize(("column", "least"), [(None, 0.15), ("group_id", 0.0), ("token_ids", None)])
 def test_a_diagnosis_has_the_systematic_share_where_there_are_token_ids(tmp_path, column, least):
     """Without prompts, kinds of all prompts are one, and share less: r depends on the context too."""

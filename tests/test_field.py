@@ -20,19 +20,21 @@ from offpol_diag.report import answered
 FIELD = Path(__file__).parent / "field"
 LABELS = json.loads((FIELD / "labels.json").read_text(encoding="utf-8"))
 NAMED = {
+    "n01_cp_zigzag": ("bug", "segment_order"),
     "n03c_control_lag1": ("honest_mismatch", "stale"),
     "n10_packed_order": ("bug", "row_permutation"),
+    "n11_bf16_positions": ("bug", "long_context"),
     "n13c_nvfp4_control": ("honest_mismatch", "quantized_rollout"),
     "n15a_pd_first_end": ("bug", "off_by_one"),
 }
 """Dumps whose cause is found; the gate passes what is honest."""
 OPEN = {
-    "n02_cp_label_roll": "E[r] is 0.982 [0.980, 0.983] and not 1",
-    "n12_tool_unattended": "a part of the tokens differs by much",
-    "n17_dropout": "the noise of single tokens is larger than rounding makes it",
-    "n20_adapter_switch": "a part of the tokens differs by much",
+    "n02_cp_label_roll": ("E[r] is 0.982 [0.980, 0.983] and not 1", "twice with the trainer"),
+    "n12_tool_unattended": ("a part of the tokens differs by much", "Write policy_lag"),
+    "n17_dropout": ("the noise of single tokens is larger than rounding makes it", "twice with the trainer"),
+    "n20_adapter_switch": ("a part of the tokens differs by much", "the trainer's checkpoint"),
 }
-"""Dumps of which only that they may have a bug is said, and why."""
+"""Dumps of which only that they may have a bug is said, why, and what would decide."""
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +53,27 @@ def test_a_cause_that_is_established_is_named(found, name):
 def test_a_mismatch_that_no_honest_cause_explains_is_open_and_a_bug_is_among_what_fits(found, name):
     diagnosis = found[name].diagnosis
     assert diagnosis.verdict == "cannot_tell"
-    assert OPEN[name] in diagnosis.headline
+    assert OPEN[name][0] in diagnosis.headline
     assert "bug" in {one.kind for one in diagnosis.candidates}
-    assert diagnosis.decide
+    assert OPEN[name][1] in diagnosis.decide
     assert "numerics" not in {one.id for one in diagnosis.candidates}
+
+
+def test_pieces_that_are_put_back_agree_to_rounding(found):
+    assert found["n01_cp_zigzag"].diagnosis.causes[0].after.k3 < 5e-4
+
+
+def test_a_place_is_said_in_prompt_and_response_and_neither_side_is_accused(found):
+    cause = found["n11_bf16_positions"].diagnosis.causes[0]
+    said = "Beyond about token 258 of prompt and response engine and trainer compute different things."
+    assert cause.statement == said
+    assert "stands alone" in cause.confirm
+
+
+def test_where_an_adapter_switches_weights_are_the_first_that_fit(found):
+    diagnosis = found["n20_adapter_switch"].diagnosis
+    assert diagnosis.candidates[0].id == "weights_not_synced"
+    assert diagnosis.where
 
 
 @pytest.mark.parametrize("name", LABELS)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from inspect import cleandoc
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -88,15 +89,15 @@ dumps that no rule had been written on, five named a repair that changed nothing
 
 
 class Cause:
-    """One cause; its attributes are texts, with fields in braces that `Found.words` fills in.
+    """One cause: the docstring has its title, and what it looks like in the numbers.
+
+    Attributes are texts, with fields in braces that `Found.words` fills in.
 
     Attributes:
         id: the name, as in `doctor --explain ID`.
-        title: what is wrong, in a clause.
         kind: the numbers are logged wrongly, tokens were sampled otherwise than logged, the two sides compute
             another model or hold other weights (all of these are bugs), or the mismatch is honest.
         needs: columns without which it is not looked for.
-        looks: what it looks like in the numbers.
         sentence: what is said of a dump, a clause.
         violates: the fact that the numbers contradict.
         confirm: the measurement that confirms it.
@@ -110,10 +111,8 @@ class Cause:
     """
 
     id: ClassVar[str]
-    title: ClassVar[str]
     kind: ClassVar[Literal["logged", "sampled", "model", "weights", "honest"]] = "logged"
     needs: ClassVar[tuple[str, ...]] = ()
-    looks: ClassVar[str]
     sentence: ClassVar[str]
     violates: ClassVar[str] = ""
     confirm: ClassVar[str] = ""
@@ -125,6 +124,16 @@ class Cause:
     statement: ClassVar[str] = ""
     speaks_for: ClassVar[tuple[Says, ...]] = ()
     speaks_against: ClassVar[tuple[Says, ...]] = ()
+
+    @property
+    def title(self) -> str:
+        """What is wrong, in a clause."""
+        return cleandoc(type(self).__doc__ or "").partition("\n")[0].rstrip(".")
+
+    @property
+    def looks(self) -> str:
+        """What it looks like in the numbers."""
+        return " ".join(cleandoc(type(self).__doc__ or "").partition("\n")[2].split())
 
     @property
     def verdict(self) -> Literal["bug", "honest"]:

@@ -28,15 +28,13 @@ elsewhere."""
 
 
 class Boundary(Cause):
-    """One place of a sequence that carries the mismatch, holds copies, or where E[r] is not 1."""
+    """The first or the last token of a response is logged wrongly.
+
+    One position per sequence carries K3, ten times the others or more; the rest agrees to rounding. With the
+    end-of-sequence token the last position of responses that ended, not of those that were cut.
+    """
 
     id = "boundary"
-    title = "The first or the last token of a response is logged wrongly"
-    looks = (
-        "One position per sequence carries K3, ten times the others or more; the rest agrees to rounding. "
-        "With the end-of-sequence token the last position of responses that ended, not of those that were "
-        "cut."
-    )
     sentence = "{place} is logged wrongly"
     violates = "a mismatch of kernels or weights does not single out one position"
     confirm = "compare both columns at {place} of a few sequences with log-softmax of its logits"

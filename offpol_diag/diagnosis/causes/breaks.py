@@ -38,15 +38,14 @@ sequences may differ in front of it, in what they do behind it."""
 
 
 class LongContext(Cause):
-    """A position at which the mismatch jumps in nearly all sequences that reach it."""
+    """Beyond some position engine and trainer compute different things.
+
+    A position, in the response or with prompt_length in the context, from which on the mismatch jumps: 0.027
+    before, 0.07 after. Short responses are clean.
+    """
 
     kind = "model"
     id = "long_context"
-    title = "Beyond some position engine and trainer compute different things"
-    looks = (
-        "A position, in the response or with prompt_length in the context, from which on the mismatch jumps: "
-        "0.027 before, 0.07 after. Short responses are clean."
-    )
     sentence = "beyond about token {where} engine and trainer compute different things"
     violates = "kernels and weights differ at every position alike"
     confirm = (
@@ -119,14 +118,13 @@ def _positions(rows: Rows) -> Iterator[tuple[Ints, str]]:
 
 
 class Retokenization(Cause):
-    """Sequences that break, each at a token of its own."""
+    """The response was tokenized again, and the ids are others.
+
+    Columns agree up to a token and not behind it; breaks gather at turns, at the end of thinking and at
+    numbers. Often 1% to 20% of the sequences, with r of 10⁶ behind the break.
+    """
 
     id = "retokenization"
-    title = "The response was tokenized again, and the ids are others"
-    looks = (
-        "Columns agree up to a token and not behind it; breaks gather at turns, at the end of thinking and "
-        "at numbers. Often 1% to 20% of the sequences, with r of 10⁶ behind the break."
-    )
     sentence = (
         "{share} of the sequences break at some token: from there on the columns belong to different text"
     )

@@ -24,15 +24,14 @@ PADDED = 0.3
 
 
 class Sentinel(Cause):
-    """A constant at single tokens, or a whole column of one."""
+    """A constant stands where a log-prob is missing.
+
+    One value comes again and again among the sampled tokens: 0.0, −9999, +1, a rounded −inf. The other column
+    has ordinary values there: a third to a half of them are below −1. Few tokens carry nearly all of K3, and
+    E[r] falls below 1 where the constant is 0.0.
+    """
 
     id = "sentinel"
-    title = "A constant stands where a log-prob is missing"
-    looks = (
-        "One value comes again and again among the sampled tokens: 0.0, −9999, +1, a rounded −inf. The other "
-        "column has ordinary values there: a third to a half of them are below −1. Few tokens carry nearly "
-        "all of K3, and E[r] falls below 1 where the constant is 0.0."
-    )
     sentence = "{share} of the {column} log-probs are the constant {value}, which stands for a missing value"
     violates = "log-probs of sampled tokens vary; one value does not come again and again"
     confirm = (
@@ -119,14 +118,13 @@ class Sentinel(Cause):
 
 
 class WrongMask(Cause):
-    """Blocks of tokens that the engine did not sample."""
+    """The response mask counts tokens that were not sampled.
+
+    Runs of tokens, after a turn or at the end of rows, where the engine has 0.0 or nothing and the trainer is
+    far below. Rows with tools carry the mismatch, rows without agree.
+    """
 
     id = "wrong_mask"
-    title = "The response mask counts tokens that were not sampled"
-    looks = (
-        "Runs of tokens, after a turn or at the end of rows, where the engine has 0.0 or nothing and the "
-        "trainer is far below. Rows with tools carry the mismatch, rows without agree."
-    )
     sentence = "the response mask includes tokens that were not sampled: {place}"
     violates = "a token that the engine did not sample has no rollout log-prob"
     confirm = "print response_mask beside the text of the sequences named here"
@@ -181,14 +179,13 @@ class WrongMask(Cause):
 
 
 class CopiedMean(Cause):
-    """A mean of each sequence, copied to all of its tokens; `Sentinel.look` looks for it."""
+    """One number, a mean, stands at every token of a response.
+
+    A column is constant within each response, at its own mean; K3 is as large as the spread of the other
+    column.
+    """
 
     id = "copied_mean"
-    title = "One number, a mean, stands at every token of a response"
-    looks = (
-        "A column is constant within each response, at its own mean; K3 is as large as the spread of the "
-        "other column."
-    )
     sentence = "the {column} column holds one value for each sequence, copied to all of its tokens"
     violates = "no two log-probs of a response are equal"
     confirm = (

@@ -34,15 +34,14 @@ and 0.29 where an adapter counts twice and moves the first tokens most."""
 
 
 class WrongContext(Cause):
-    """A mismatch that is large at the beginning of responses and fades along them."""
+    """Engine and trainer scored the response after different prompts.
+
+    Whole responses are off, the first tokens most; the excess decays over tens of tokens as the response
+    becomes its own context. With another template about 0.8 nats a token at the beginning, without an image
+    more.
+    """
 
     id = "wrong_context"
-    title = "Engine and trainer scored the response after different prompts"
-    looks = (
-        "Whole responses are off, the first tokens most; the excess decays over tens of tokens as the "
-        "response becomes its own context. With another template about 0.8 nats a token at the beginning, "
-        "without an image more."
-    )
     sentence = "engine and trainer scored {share} of the responses after different prompts"
     violates = "the same weights after the same prompt give about the same log-probs"
     confirm = "print the prompt ids that the engine got and those the trainer used for one of these sequences"
@@ -128,8 +127,8 @@ class WrongContext(Cause):
         """Move the train column of a third of the rows by what fades over tens of tokens."""
         some = (np.arange(rows.sequences) % 3 == 0)[rows.owner]
         size = np.where(rows.index == 0, 3.0, 1.5 / (1 + rows.index / 4))
-        off = -size * np.abs(rng.normal(1.0, 0.5, rows.tokens)) * -np.expm1(rows.q)
-        return replace(rows, p=np.where(some, rows.p + off, rows.p))
+        off = size * rng.choice([-1.2, 0.6], rows.tokens) * -np.expm1(rows.q)
+        return replace(rows, p=np.where(some, np.minimum(rows.p + off, -1e-9), rows.p))
 
 
 BY_PROMPT = 0.75

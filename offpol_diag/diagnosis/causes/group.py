@@ -42,15 +42,14 @@ class Group:
 
 
 class GroupFault(Cause):
-    """A group that differs from the others for no cause that is found in its rows."""
+    """One engine, host or other group stands out.
+
+    Responses of one value of a column (host, engine, env) differ several-fold more than those of the others,
+    within the same step and lag. The others are at the usual level.
+    """
 
     kind = "weights"
     id = "group_fault"
-    title = "One engine, host or other group stands out"
-    looks = (
-        "Responses of one value of a column (host, engine, env) differ several-fold more than those of the "
-        "others, within the same step and lag. The others are at the usual level."
-    )
     sentence = "sequences with {where} differ {times}-fold more than the others"
     violates = "engines with the same weights and kernels differ alike"
     confirm = "restart or replace what is behind {where}, and compare again"

@@ -25,20 +25,16 @@ DIFFERENT = 0.25
 
 
 class ModelDiffers(Cause):
-    """A usual token that is far off from step 0 on, which no quantised weights explain.
+    """The two sides compute different models.
 
-    Experts that are routed otherwise are noise of single tokens, which another model is not.
+    At lag 0, from the first step on, with nothing recorded that is quantised: a usual token is off by 0.25 to
+    0.50 of its uncertainty (bf16 0.03 to 0.04, fp8 0.065, int8 0.13), and K3 is ten times that of other runs
+    of the model. It may depend on the place in the context, the length, the kind of token or the prompt, and
+    does not change over the steps.
     """
 
     kind = "model"
     id = "model_differs"
-    title = "The two sides compute different models"
-    looks = (
-        "At lag 0, from the first step on, with nothing recorded that is quantised: a usual token is off by "
-        "0.25 to 0.50 of its uncertainty (bf16 0.03 to 0.04, fp8 0.065, int8 0.13), and K3 is ten times that "
-        "of other runs of the model. It may depend on the place in the context, the length, the kind of "
-        "token or the prompt, and does not change over the steps."
-    )
     sentence = "engine and trainer compute different models, from the first step on"
     violates = "two engines of one model in an unquantised format differ by rounding"
     confirm = (

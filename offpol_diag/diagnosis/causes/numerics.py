@@ -30,15 +30,14 @@ from offpol_diag.diagnosis.seen import (
 
 
 class MoeOutliers(Cause):
-    """A mismatch that a few outliers carry, in a model that the metadata calls a mixture of experts."""
+    """Experts are routed differently in engine and trainer.
+
+    Most tokens agree closely and 1% to 3% differ by much; these carry nearly all of K3, evenly over
+    positions. E[r] = 1.
+    """
 
     kind = "honest"
     id = "moe_outliers"
-    title = "Experts are routed differently in engine and trainer"
-    looks = (
-        "Most tokens agree closely and 1% to 3% differ by much; these carry nearly all of K3, evenly over "
-        "positions. E[r] = 1."
-    )
     sentence = "most tokens agree closely and a few differ by much, as where experts are routed differently"
     confirm = "log router choices on both sides; replay them in the trainer (routing replay, R3)"
     fix = "router in float32, or routing replay"
@@ -76,18 +75,14 @@ class MoeOutliers(Cause):
 
 
 class Numerics(Cause):
-    """Noise of single tokens, or a mismatch that is small for a usual token and in all.
+    """Two engines compute the same weights with other kernels.
 
-    Where a usual token is at rounding and K3 is not, something else moves the tokens that carry it.
+    A usual token is off by 0.005 to 0.04 of its uncertainty in bf16, on both sides; noise of single tokens,
+    the same at every step and position. K3 of dense models below 0.001.
     """
 
     kind = "honest"
     id = "numerics"
-    title = "Two engines compute the same weights with other kernels"
-    looks = (
-        "A usual token is off by 0.005 to 0.04 of its uncertainty in bf16, on both sides; noise of single "
-        "tokens, the same at every step and position. K3 of dense models below 0.001."
-    )
     sentence = "numerics: the same weights computed by two engines"
     apart = {
         "low_precision_storage": "Rounded columns lie on a grid.",

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
+from offpol_diag.diagnosis.causes.sampling import fit_temperature
 from offpol_diag.diagnosis.rows import CAP, Estimate, Flags, Rows, bound, estimate, percent
 
 UNCERTAIN = (-8.0, -0.3)
@@ -37,17 +38,16 @@ PENALTIES = {
 
 
 class RepetitionPenalty(Cause):
-    """Tokens seen before stand apart; a repetition penalty counts the ids of the prompt, too."""
+    """A repetition penalty acts on one side only.
+
+    Ids seen earlier in the response (with prompt_ids also: in the prompt, which repetition_penalty counts,
+    presence and frequency penalties do not) have a lower rollout log-prob than the trainer's: mean Δ of seen
+    ids less unseen is +0.6 to +0.96 (honest at most 0.05), 25% to 36% of the variance.
+    """
 
     kind = "sampled"
     needs = ("token_ids",)
     id = "repetition_penalty"
-    title = "A repetition penalty acts on one side only"
-    looks = (
-        "Ids seen earlier in the response (with prompt_ids also: in the prompt, which repetition_penalty "
-        "counts, presence and frequency penalties do not) have a lower rollout log-prob than the trainer's: "
-        "mean Δ of seen ids less unseen is +0.6 to +0.96 (honest at most 0.05), 25% to 36% of the variance."
-    )
     sentence = "the engine penalises tokens that came before, and only the rollout column knows of it"
     violates = "whether a token came before makes no difference between two engines of one model"
     confirm = (
@@ -74,6 +74,8 @@ class RepetitionPenalty(Cause):
         best = max(found, key=lambda one: one.explained)
         if best.size < LEAST_GAP or best.explained < LEAST_EXPLAINED or not best.sure:
             return None
+        if rows.once(fit_temperature).clear:
+            return None  # tokens that come again are likely ones, which a temperature moves most
         evidence = (
             "log π_train − log π_rollout of tokens whose id came before in the "
             f"{'response' if best.seen is came else 'prompt or response'} lies {best.size:.2g} nats "

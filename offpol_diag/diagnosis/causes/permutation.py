@@ -14,8 +14,9 @@ HEAD, PROBED = 32, 128
 BAD, MANY, SHORTEST = 0.1, 0.12, 6
 """Mean |Δ| of a sequence that is looked at, share of its tokens beyond 0.1 nats (not a few that are far off),
 and its fewest tokens."""
-MATCH, SHARE = 0.25, 0.3
-"""What another row's distance may be of one's own, and share of rows that have to match another."""
+MATCH, ALONE, SHARE = 0.25, 0.5, 0.3
+"""What another row's distance may be of one's own, and of that of the nearest twentieth of rows; and share of
+rows that have to match another."""
 UNRELATED, CHANCE = 0.6, 0.8
 """Correlation of the columns of a response below which they belong to different responses, and ratio of |p −
 q| to that of any two tokens from which they are unrelated."""
@@ -25,14 +26,13 @@ trainer."""
 
 
 class RowPermutation(Cause):
-    """Rows in another order, whether their partners are in the sample or not."""
+    """Train log-probs stand beside another response.
+
+    Rows as a whole do not correlate with their own rollout values and agree with those of another row, within
+    a batch, a group or a micro-batch. Lengths may fit, so nothing raises an error.
+    """
 
     id = "row_permutation"
-    title = "Train log-probs stand beside another response"
-    looks = (
-        "Rows as a whole do not correlate with their own rollout values and agree with those of another row, "
-        "within a batch, a group or a micro-batch. Lengths may fit, so nothing raises an error."
-    )
     sentence = (
         "rows are permuted: train log-probs stand beside another sequence's rollout log-probs, within "
         "{within}"
@@ -143,8 +143,9 @@ def _nearest(p: Floats, q: Floats, own: Ints) -> tuple[Ints, Floats]:
         many = there[:, at].sum(axis=1)
         mean = np.where(many >= 5, np.einsum("sh,sh->s", off, there[:, at]) / np.maximum(many, 1), np.inf)
         mean[own[i]] = np.inf
-        mate[i] = int(mean.argmin())
-        least[i] = mean[mate[i]]
+        mate[i], few = int(mean.argmin()), len(mean) // 20
+        if mean[mate[i]] < ALONE * np.partition(mean, few)[few]:  # log-probs that vary little are near many
+            least[i] = mean[mate[i]]
     return mate, least
 
 

@@ -35,16 +35,14 @@ WIDELY = 0.5
 
 
 class QuantizedRollout(Cause):
-    """A rollout that the metadata calls quantised, with a mismatch that this alone may explain."""
+    """The rollout is quantised.
+
+    Every token is off: a usual one by 0.03 to 0.065 of its uncertainty in fp8, up to 0.13 in int8, up to 0.46
+    at 4 bits; flat over steps and lags. 10% to 28% of the variance of r is common to tokens of a kind.
+    """
 
     kind = "honest"
     id = "quantized_rollout"
-    title = "The rollout is quantised"
-    looks = (
-        "Every token is off: a usual one by 0.03 to 0.065 of its uncertainty in fp8, up to 0.13 in int8, up "
-        "to 0.46 at 4 bits; flat over steps and lags. 10% to 28% of the variance of r is common to tokens of "
-        "a kind."
-    )
     sentence = "a quantised rollout, as the dump says ({recorded})"
     confirm = "the same dump with a bf16 rollout"
     fix = "a higher precision of the rollout"

@@ -165,15 +165,14 @@ def few_far(rows: Rows) -> bool:
 
 
 class TruncatedSampling(Cause):
-    """Top-p, top-k or min-p of the rollout: r ≤ 1 nearly everywhere, r being the mass that was kept."""
+    """Sampled with top-p, top-k or min-p, and only one side knows.
+
+    r is hardly ever above 1, and E[r] is the mass that was kept (0.90 for top-p 0.9) with a tiny error. K3 is
+    small beside K1.
+    """
 
     kind = "sampled"
     id = "truncated_sampling"
-    title = "Sampled with top-p, top-k or min-p, and only one side knows"
-    looks = (
-        "r is hardly ever above 1, and E[r] is the mass that was kept (0.90 for top-p 0.9) with a tiny "
-        "error. K3 is small beside K1."
-    )
     sentence = "tokens were sampled with top-p, top-k or min-p, and only the rollout column knows of it"
     violates = "E[r] = 1: here r = the probability mass that was kept, never above 1"
     confirm = "the sampling parameters of the rollout: top_p < 1, top_k > 0 or min_p > 0"
@@ -218,16 +217,14 @@ class TruncatedSampling(Cause):
 
 
 class RawLogProbs(Cause):
-    """Rollout log-probs of a distribution that did not sample: k1 < 0, E[r] > 1, or another entropy."""
+    """The rollout column is not the distribution that was sampled.
+
+    K1 is clearly negative, or E[r] clearly above 1: impossible for tokens drawn from the logged distribution.
+    log π_train is a steeper or flatter line of log π_rollout; it gets worse with |log T|.
+    """
 
     kind = "sampled"
     id = "rollout_raw_logprobs"
-    title = "The rollout column is not the distribution that was sampled"
-    looks = (
-        "K1 is clearly negative, or E[r] clearly above 1: impossible for tokens drawn from the logged "
-        "distribution. log π_train is a steeper or flatter line of log π_rollout; it gets worse with |log "
-        "T|."
-    )
     sentence = "the rollout column does not hold the distribution that tokens were sampled from{temperature}"
     violates = "k1 ≥ 0 and E[r] = 1 for tokens sampled from the logged distribution"
     confirm = "compare a logged value with log-softmax(logits / temperature) of that token"
@@ -286,15 +283,14 @@ class RawLogProbs(Cause):
 
 
 class TrainerTemperature(Cause):
-    """A temperature by which the trainer divides not at all, or twice."""
+    """The trainer does not divide its logits by the sampling temperature.
+
+    Large at lag 0 and from the first step on, E[r] = 1, and log π_train is not a power of log π_rollout:
+    certain tokens are too uncertain (T < 1) or the reverse.
+    """
 
     kind = "sampled"
     id = "trainer_temperature"
-    title = "The trainer does not divide its logits by the sampling temperature"
-    looks = (
-        "Large at lag 0 and from the first step on, E[r] = 1, and log π_train is not a power of log "
-        "π_rollout: certain tokens are too uncertain (T < 1) or the reverse."
-    )
     sentence = "the trainer does not divide its logits by the sampling temperature{temperature}"
     violates = "log π_train is not a power of log π_rollout under any noise or staleness"
     confirm = "look for the division by temperature in the trainer's log-prob computation"

@@ -23,14 +23,13 @@ else in their row, and of the tokens of a piece."""
 
 
 class SegmentOrder(Cause):
-    """Parts of a row equal the other column elsewhere in the row."""
+    """Parts of a row stand in the wrong order.
+
+    One part of a row agrees in place; others equal the other column some tokens further on or back, each by
+    an offset of its own, often a quarter or an eighth of the row. E[r] is not 1.
+    """
 
     id = "segment_order"
-    title = "Parts of a row stand in the wrong order"
-    looks = (
-        "One part of a row agrees in place; others equal the other column some tokens further on or back, "
-        "each by an offset of its own, often a quarter or an eighth of the row. E[r] is not 1."
-    )
     sentence = (
         "parts of a row stand in the wrong order: one column's pieces equal the other's elsewhere in the row"
     )

@@ -21,14 +21,13 @@ RULE, MENDED = 0.3, 0.5
 
 
 class OffByOne(Cause):
-    """A shift of whole sequences, or of what lies behind masked tokens."""
+    """The two columns are shifted against each other.
+
+    In place the columns do not correlate, one token further they agree to rounding. K3 is 1 to 20 nats, and
+    falls to the engine's own level once one column is moved.
+    """
 
     id = "off_by_one"
-    title = "The two columns are shifted against each other"
-    looks = (
-        "In place the columns do not correlate, one token further they agree to rounding. K3 is 1 to 20 "
-        "nats, and falls to the engine's own level once one column is moved."
-    )
     sentence = "the rollout column is shifted by {tokens} against the train column"
     violates = "both columns are about the same sampled token"
     confirm = "shift one column by {tokens}: K3 falls as it does below"

@@ -29,16 +29,14 @@ MOST, CARRIED = 0.3, 0.1
 
 
 class SpecialToken(Cause):
-    """Ids that carry the mismatch at any position."""
+    """Some token ids are scored differently wherever they stand.
+
+    A few ids, often added ones or those of tools and thinking tags, are off by nats; all other ids agree. The
+    engine suppresses an id, or one side has an embedding or an output row that the other has not.
+    """
 
     needs = ("token_ids",)
     id = "special_token"
-    title = "Some token ids are scored differently wherever they stand"
-    looks = (
-        "A few ids, often added ones or those of tools and thinking tags, are off by nats; all other ids "
-        "agree. The engine suppresses an id, or one side has an embedding or an output row that the other "
-        "has not."
-    )
     sentence = "tokens with id {ids} are scored differently wherever they stand"
     violates = "a mismatch of kernels or weights does not single out one token"
     confirm = "decode id {ids}; compare its embedding and its row of the output layer in engine and trainer"

@@ -29,16 +29,15 @@ from offpol_diag.diagnosis.seen import (
 
 
 class Stale(Cause):
-    """A mismatch that grows with the recorded policy lag."""
+    """The engine sampled with older weights than the trainer's.
+
+    K3 rises with policy_lag and falls to the engine's own level at lag 0; the trainer has moved along its
+    advantages, so cov(A, r) is positive. E[r] = 1.
+    """
 
     kind = "honest"
     needs = ("policy_lag",)
     id = "stale"
-    title = "The engine sampled with older weights than the trainer's"
-    looks = (
-        "K3 rises with policy_lag and falls to the engine's own level at lag 0; the trainer has moved along "
-        "its advantages, so cov(A, r) is positive. E[r] = 1."
-    )
     sentence = "stale weights: the engine sampled with older weights than the trainer's"
     confirm = "K3 by policy_lag falls to the engine's own level at lag 0"
     fix = "fewer steps between weight syncs"

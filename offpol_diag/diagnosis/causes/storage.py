@@ -20,14 +20,13 @@ ON_GRID = 0.98
 
 
 class LowPrecision(Cause):
-    """Log-probs on the grid of a number format."""
+    """Log-probs were rounded before they were written.
+
+    All values lie on a grid: bf16 steps of 0.0078 near −1 and 0.0625 near −10, fp16, or three decimals of
+    JSON. K3 near 10⁻⁵ to 10⁻³ that no kernel explains, equal for all tokens of a size.
+    """
 
     id = "low_precision_storage"
-    title = "Log-probs were rounded before they were written"
-    looks = (
-        "All values lie on a grid: bf16 steps of 0.0078 near −1 and 0.0625 near −10, fp16, or three decimals "
-        "of JSON. K3 near 10⁻⁵ to 10⁻³ that no kernel explains, equal for all tokens of a size."
-    )
     sentence = "the {column} log-probs were rounded to {grid} before they were written"
     violates = "log-probs in float32 do not lie on such a grid"
     confirm = "the dtype of the tensor when it is gathered, cast or serialised"

@@ -21,14 +21,13 @@ MOST_CERTAIN, SPREAD = 0.2, 0.5
 
 
 class Top1Logged(Cause):
-    """A column that is never below the other, and one distribution's best where it is above."""
+    """The best token's log-prob was logged and not the sampled one's.
+
+    The rollout column is never below the trainer's by more than 0.3, and π_train + π_rollout stays below 1.02
+    for tokens that are far off. At temperature 0 all is well.
+    """
 
     id = "top1_logged"
-    title = "The best token's log-prob was logged and not the sampled one's"
-    looks = (
-        "The rollout column is never below the trainer's by more than 0.3, and π_train + π_rollout stays "
-        "below 1.02 for tokens that are far off. At temperature 0 all is well."
-    )
     sentence = "the {column} column holds the log-prob of the likeliest token, not of the sampled one"
     violates = "the log-prob of a sampled token is often below that of the likeliest one"
     confirm = (

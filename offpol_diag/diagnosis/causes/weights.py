@@ -35,18 +35,16 @@ be odd."""
 
 
 class WeightsNotSynced(Cause):
-    """Digests that differ at lag 0, or a level at lag 0 that rises from rounding."""
+    """At lag 0 the engine does not have the trainer's weights.
+
+    At a recorded lag of 0 the level |Δ|/(1 − π_rollout) rises from rounding (up to 0.06) to more than 8 bits
+    make it (0.12), from a step on or at some steps; or digests of the two sides' weights differ. Weights that
+    stopped arriving grow with the step; with an adapter that is never sent the engine samples from the base
+    model; a head, experts or an adapter's scale that are others are there at every step.
+    """
 
     id = "weights_not_synced"
-    title = "At lag 0 the engine does not have the trainer's weights"
     kind = "weights"
-    looks = (
-        "At a recorded lag of 0 the level |Δ|/(1 − π_rollout) rises from rounding (up to 0.06) to more than "
-        "8 bits make it (0.12), from a step on or at some steps; or digests of the two sides' weights "
-        "differ. Weights that stopped arriving grow with the step; with an adapter that is never sent the "
-        "engine samples from the base model; a head, experts or an adapter's scale that are others are there "
-        "at every step."
-    )
     sentence = "the engine does not have the trainer's weights {since}, though the dump says policy_lag 0"
     violates = "at policy lag 0 the engine has the trainer's weights"
     confirm = (
@@ -134,9 +132,9 @@ class WeightsNotSynced(Cause):
         return self.of_sequences(evidence, rows, off, repaired=rows.only(~off), words={"since": since})
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
-        """Let the trainer move on from the third of eight steps, ever more, at a recorded lag of 0."""
-        step = np.arange(rows.sequences) * 8 // rows.sequences
-        size = np.where(step < 3, 0.0, 0.15 * (step - 1))[rows.owner]
+        """Let the trainer move on from the third of five steps on, ever more, at a recorded lag of 0."""
+        step = np.arange(rows.sequences) * 5 // rows.sequences
+        size = np.where(step < 2, 0.0, 0.2 * step)[rows.owner]
         said = {"step": step.tolist(), "policy_lag": [0] * rows.sequences}
         return replace(rows, p=jittered(rows, size, rng), scalars={**rows.scalars, **said})
 
