@@ -26,7 +26,7 @@ from offpol_diag.gate import judged, required
 from offpol_diag.number import Number
 from offpol_diag.report import answered
 from offpol_diag.report.charts import cause
-from offpol_diag.report.junit import render_junit
+from offpol_diag.report.gate import junit as render_junit
 from offpol_diag.report.terminal import LINES
 from offpol_diag.result import CandidateCause, Diagnosis, loads
 from tests.factory import DumpFile

@@ -21,7 +21,7 @@ from offpol_diag.number import Number
 from offpol_diag.presets import catalogue
 from offpol_diag.report.annotations import annotated
 from offpol_diag.report.gate import answer, bound, holds
-from offpol_diag.report.junit import render_junit
+from offpol_diag.report.gate import junit as render_junit
 from offpol_diag.report.page import page as render_html
 from offpol_diag.result import GateVerdict, loads
 from tests.drawn import markdown as render_markdown
@@ -377,6 +377,19 @@ def test_verdicts_other_than_passed_are_explained_failures_first():
     assert [fact.label for fact in found.facts] == labels
     assert [row[0] for row in table.rows][:3] == ["✓ passed", "~ open", "~ open"]
     assert "open: the 95% interval" in table.notes[0]
+
+
+def test_the_markdown_of_many_bounds_has_60_lines_with_the_failures_first_and_the_page_has_all():
+    many = [verdict(name=f"n{at}") for at in range(60)] + [FAILED] * 15 + [SILENT] * 15 + [OPEN] * 9
+    summary = make_summary(gates=many, not_compared="Not compared: k1.")
+    text = render_markdown(summary)
+
+    assert text.count("\n") <= 60
+    assert text.count("| ✗ failed |") == 15
+    assert "83 more bounds: --json and --junit have all." in text
+    assert "23 more such bounds: --json and --junit have all." in text
+    assert render_html(summary).count("n59") > 0
+    assert len(next(iter(JUnitXml.fromstring(render_junit(summary).encode())))) == len(many)
 
 
 FALLS_SHORT = verdict(

@@ -223,9 +223,9 @@ def render(form: str, result: Result | Checked) -> str:
     if form == "json_file":
         return result.to_json()
     if form == "junit":
-        from offpol_diag.report.junit import render_junit
+        from offpol_diag.report.gate import junit
 
-        return render_junit(result)  # type: ignore[arg-type]
+        return junit(result)  # type: ignore[arg-type]
     from offpol_diag.report import answered
     from offpol_diag.report.markdown import markdown
 

@@ -1,22 +1,28 @@
-"""The answer of `gate`: whether every bound holds, and the words of its verdicts."""
+"""The answer of `gate`: whether every bound holds, the words of its verdicts, and JUnit XML for CI systems.
+
+In JUnit a bound is a test: failed is a failure, "could not say" an error, and what is open the test's output.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from offpol_diag.gate import beyond, outcome, plain, tolerance
 from offpol_diag.metrics import Tone
 from offpol_diag.number import Number
-from offpol_diag.numerals import FRACTIONS, count, counted, say, say_limit, say_value
+from offpol_diag.numerals import FRACTIONS, count, counted, say, say_limit, say_value, written
+from offpol_diag.printable import printable
 from offpol_diag.report.analyze import analysis, of_dump
 from offpol_diag.report.answer import Answer, Fact
 from offpol_diag.report.picture import Layer, Panel, Picture
 from offpol_diag.result import GateVerdict, Result
 from offpol_diag.table import Cell, Table
 
-MOST = 100
-"""Maximum number of bounds listed in the terminal and in comments."""
+FEW, MOST = 16, 100
+"""Most bounds, and most reasons, in a terminal and in a comment of 60 lines; most bounds on the page."""
 SAID: Mapping[str, tuple[str, Tone]] = {
     "passed": ("Passed", "good"),
     "failed": ("Failed", "bad"),
@@ -43,7 +49,7 @@ def answer(summary: Result) -> Answer:
     judgement, tone = SAID[outcome(verdicts)]
     unlike = [one for one in verdicts if one.passed is not True or (one.open and beyond(one))]
     first = next((one for one in verdicts if one.passed is False), None)
-    facts = [Fact(word(one)[2:].capitalize(), explained(one, one is first)) for one in unlike[:MOST]]
+    facts = [Fact(word(one)[2:].capitalize(), explained(one, one is first)) for one in unlike[:FEW]]
     given = summary.diagnosis
     judged = any(one.bound == "diagnosis" for one in verdicts)
     if given is not None and not judged:
@@ -54,28 +60,33 @@ def answer(summary: Result) -> Answer:
         headline(verdicts).rstrip("."),
         tone,
         facts=tuple(facts),
-        tables=(_table(summary.gates, (*_left(len(unlike), "such bounds"), summary.not_compared)),),
+        tables=_tables(summary.gates, (*_left(len(unlike), "such bounds", FEW), summary.not_compared)),
         charts=charts,
         next=analysis(summary.dump),
         heading="offpol-diag gate",
     )
 
 
-def _table(verdicts: Sequence[GateVerdict], remarks: Sequence[str]) -> Table:
-    """Return a row for each bound, in order; of very many, the most important."""
-    chosen = verdicts if len(verdicts) <= MOST else sorted(verdicts, key=weight)[:MOST]
-    rows: list[tuple[Cell, ...]] = []
-    for one in chosen:
-        value = found(one)
-        short = plain(one.diagnosis) if one.diagnosis else value if value.known else "–"
-        rows.append((word(one), holds(one), short))
-    notes = (*_left(len(verdicts), "bounds"), *opened(verdicts), *filter(None, remarks))
-    return Table("gates", "Every bound", ("gate", "must hold", "found"), rows, notes)
+def _tables(verdicts: Sequence[GateVerdict], remarks: Sequence[str]) -> tuple[Table, ...]:
+    """Return a row for each bound, in order; of many, the most important, and more of them on the page."""
+
+    def table(name: str, most: int, shown: Literal["always", "page"], *notes: str) -> Table:
+        chosen = verdicts if len(verdicts) <= most else sorted(verdicts, key=weight)[:most]
+        rows: list[tuple[Cell, ...]] = []
+        for one in chosen:
+            value = found(one)
+            short = plain(one.diagnosis) if one.diagnosis else value if value.known else "–"
+            rows.append((word(one), holds(one), short))
+        notes = (*_left(len(verdicts), "bounds", most), *notes)
+        return Table(name, "Every bound", ("gate", "must hold", "found"), rows, notes, shown=shown)
+
+    first = table("gates", FEW, "always", *opened(verdicts), *filter(None, remarks))
+    return (first, table("every", MOST, "page")) if len(verdicts) > FEW else (first,)
 
 
-def _left(number: int, what: str) -> tuple[str, ...]:
-    """Return a note if there are more than `MOST`."""
-    return (f"{count(number - MOST)} more {what}: --json and --junit have all.",) if number > MOST else ()
+def _left(number: int, what: str, most: int) -> tuple[str, ...]:
+    """Return a note if there are more than are listed."""
+    return (f"{count(number - most)} more {what}: --json and --junit have all.",) if number > most else ()
 
 
 def opened(verdicts: Sequence[GateVerdict]) -> tuple[str, ...]:
@@ -221,3 +232,44 @@ def _stepwise(summary: Result, one: GateVerdict) -> Picture | None:
     )
     sub = "Means of each training step, with 95% intervals."
     return Picture(f"step-{name}-{one.bound}", "", finding, sub, (panel,), telling=bool(beyond))
+
+
+# ---------------------------------------------------------------- JUnit
+
+SUITE = "offpol-diag gate"
+HEAD = '<?xml version="1.0" encoding="utf-8"?>\n'
+NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit(summary: Result) -> str:
+    """Return one suite with a test for each bound, in the words of the terminal."""
+    from junitparser import Error, Failure, JUnitXml, TestCase, TestSuite
+
+    def legal(text: str) -> str:
+        """Return printable text without characters that XML does not allow."""
+        return NOT_XML.sub("\ufffd", printable(text))
+
+    cases = []
+    for one in summary.gates:
+        case = TestCase(legal(f"{title(one)} {bound(one)}"), classname="offpol_diag.gate")
+        text, number = legal(explained(one)), found(one)
+        if one.passed is True:
+            case.system_out = f"{word(one)}: {text}"
+        else:
+            result = (Error if one.passed is None else Failure)(text, word(one)[2:])
+            value, interval = written(number) if number.known else ("none", "")
+            about = (
+                f"value: {value}",
+                f"95% interval: {interval or 'none'}",
+                f"asked by: {one.source or 'unknown'}",
+            )
+            result.text = "\n".join((text, *map(legal, about)))
+            case.result = [result]
+        cases.append(case)
+    suite, xml = TestSuite(SUITE), JUnitXml(SUITE)
+    suite.add_property("dump", legal(", ".join(summary.dump.files)))
+    suite.add_property("version", legal(summary.run.version))
+    suite.add_testcases(cases)  # one by one takes quadratic time
+    suite.time = summary.run.seconds.get("total", 0.0)
+    xml.add_testsuite(suite)
+    return HEAD + xml.tostring().decode() + "\n"  # type: ignore[no-untyped-call, no-any-return]
