@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from offpol_diag.advice import advised as decided
-from offpol_diag.cli.settings import sample
+from offpol_diag.cli import SAMPLE as DUMP
 from offpol_diag.compare import of_presets
 from offpol_diag.core.observe import analyze, examine, opened
 from offpol_diag.dump.forms import FORMS
@@ -217,12 +217,12 @@ def _filled(name: str) -> str:
 @cache
 def _analyzed() -> Result:
     """The result of the sample, under every preset."""
-    return decided(analyze([str(sample())], presets=load().resolve("all"), device="cpu"))
+    return decided(analyze([str(DUMP)], presets=load().resolve("all"), device="cpu"))
 
 
 def _excerpt() -> str:
     found = examine(
-        opened(str(sample())), presets=load().resolve("token_is,seq_mis"), device="cpu", against="token_is"
+        opened(str(DUMP)), presets=load().resolve("token_is,seq_mis"), device="cpu", against="token_is"
     )
     two = found.summary()
     two = two.model_copy(update={"comparison": of_presets(found, two, "token_is")})
@@ -273,7 +273,7 @@ def _undecided() -> str:
     """What is said of the sample without its policy lag."""
     with tempfile.TemporaryDirectory() as folder:
         unknown = Path(folder) / "without_lag.parquet"
-        pq.write_table(pq.read_table(sample()).drop_columns(["policy_lag"]), unknown)
+        pq.write_table(pq.read_table(DUMP).drop_columns(["policy_lag"]), unknown)
         lines = _answered(analyze([str(unknown)], device="cpu"))
     return _printed("$ offpol-diag doctor without_lag.parquet", *lines[: lines.index("", 5)], "…")
 
@@ -282,7 +282,7 @@ def _undecided() -> str:
 def _diagnosed() -> Result:
     with tempfile.TemporaryDirectory() as folder:
         broken = Path(folder) / "shifted.parquet"
-        table = pq.read_table(sample())
+        table = pq.read_table(DUMP)
         place = table.schema.get_field_index("old_log_probs")
         shifted = [row[1:] + row[-1:] for row in table.column(place).to_pylist()]
         column = pa.array(shifted, table.field(place).type)

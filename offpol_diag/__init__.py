@@ -3,7 +3,7 @@
     import offpol_diag
 
     report = offpol_diag.analyze("step_100.parquet", presets="token_is,seq_mis")
-    report.metrics["k3"].value
+    report.number("k3").value
 
 Importing the package imports nothing heavy; what it exports is imported when it is first asked for (PEP 562).
 """
@@ -16,7 +16,18 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from offpol_diag.api import Report, analyze, check, compare, doctor, gate, rescore, sweep
+    from offpol_diag.api import (
+        Report,
+        analyze,
+        check,
+        compare,
+        convert,
+        doctor,
+        gate,
+        report,
+        rescore,
+        sweep,
+    )
     from offpol_diag.dump.writer import DumpWriter
     from offpol_diag.result import Result
 
@@ -30,8 +41,10 @@ __all__ = [
     "analyze",
     "check",
     "compare",
+    "convert",
     "doctor",
     "gate",
+    "report",
     "rescore",
     "sweep",
 ]
@@ -39,10 +52,8 @@ __all__ = [
 _HOMES = {
     "DumpWriter": "offpol_diag.dump.writer",
     "Result": "offpol_diag.result",
-    **dict.fromkeys(
-        ("Report", "analyze", "check", "compare", "doctor", "gate", "rescore", "sweep"), "offpol_diag.api"
-    ),
 }
+_HOMES |= {name: "offpol_diag.api" for name in __all__ if name not in _HOMES and name != "__version__"}
 
 
 def __getattr__(name: str) -> object:

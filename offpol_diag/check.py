@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -26,7 +27,8 @@ from offpol_diag.files import read
 from offpol_diag.presets import Preset
 from offpol_diag.printable import printable_json
 from offpol_diag.result import first_mistake
-from offpol_diag.trainers.logged import LOGS, log_of, steps_of
+from offpol_diag.trainers import named_in, trainer_named
+from offpol_diag.trainers.logged import GENERATIONS, LOGS, TRAINERS, log_of, steps_of
 
 FORMAT: Literal["offpol-diag check 2"] = "offpol-diag check 2"
 NEAR, SMALL = 1e-5, 2e-3
@@ -120,6 +122,27 @@ def loads(text: str, name: str) -> Checked:
 
 
 # ---------------------------------------------------------------- what the dump says
+
+
+def who_logs(trainer: str | None, provenance: Mapping[str, object]) -> tuple[str, str]:
+    """Return the trainer, and a generation of verl: as asked, else the metadata's, else the newest.
+
+    Raises:
+        UsageError: neither says it, or what this trainer logs is not known.
+    """
+    given, _, generation = (trainer or named_in(provenance)).partition("@")
+    if not given:
+        raise UsageError("who logged is not said", f"name the trainer, {', '.join(TRAINERS)}")
+    who = trainer_named(given)
+    if who not in TRAINERS:
+        raise UsageError(f"what {who} logs is not known", f"name one of {', '.join(TRAINERS)}")
+    if generation and (who != "verl" or generation not in GENERATIONS):
+        known = ", ".join(f"verl@{one}" for one in GENERATIONS)
+        raise UsageError(f"{who} has no generation {generation!r}", f"there are {known}")
+    versions = provenance.get("versions")
+    ran = versions.get("verl", "") if isinstance(versions, dict) else ""
+    parts = tuple(int(part) for part in re.findall(r"\d+", str(ran))[:3]) or (99,)
+    return who, generation or next(one for one, since in GENERATIONS.items() if parts >= since)
 
 
 def by_step(dump: Dump) -> Iterator[tuple[int | None, Batch]]:

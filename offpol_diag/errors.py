@@ -38,17 +38,21 @@ class OffpolError(Exception):
 
     Attributes:
         lines: the message and its details; line ends within them belong to quoted names.
+        argument: the argument in Python, or option, that is wrong; empty where it is none of them.
     """
 
     def __init__(self, message: str, hint: str = "", details: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.lines = (message, *details)
-        self.hint = hint
+        self.lines: tuple[str, ...] = (message, *details)
+        self.hint, self.argument = hint, ""
 
     @property
     def message(self) -> str:
-        """The message and its details, one per line."""
-        return "\n  ".join(self.lines)
+        """The message and its details, one per line; the argument first."""
+        return f"{self.argument}: " * bool(self.argument) + "\n  ".join(self.lines)
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class UsageError(OffpolError):

@@ -258,7 +258,7 @@ def read(*names: str) -> None:
 def answer(words: tuple[str, ...], given: dict[str, bytes]) -> tuple[object, str, dict[str, bytes]]:
     """Run one input in a folder of its own: exit code, what is printed, files that are new or changed."""
     from offpol_diag.cli import app
-    from offpol_diag.cli.exits import PROGRAM, exit_codes, usage_errors
+    from offpol_diag.shell import PROGRAM, exit_codes
 
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors="backslashreplace") for _ in range(2))
     code: object = 0
@@ -268,7 +268,7 @@ def answer(words: tuple[str, ...], given: dict[str, bytes]) -> tuple[object, str
             Path(file).write_bytes(content)
         with patch.object(sys, "stdout", out), patch.object(sys, "stderr", err):
             try:
-                with exit_codes(), usage_errors():
+                with exit_codes():
                     if words[0] == "read":
                         read(*words[1:])
                     else:

@@ -16,8 +16,8 @@ import yaml
 from junitparser import JUnitXml
 from typer.testing import CliRunner
 
+from offpol_diag.cli import SAMPLE as DUMP
 from offpol_diag.cli import app
-from offpol_diag.cli.settings import sample
 from offpol_diag.gate import USUAL
 from offpol_diag.metrics import WATCHED_GAP
 from offpol_diag.result import load
@@ -51,9 +51,9 @@ def commands():
 def folder(tmp_path_factory):
     """Write the sample, the page's gate file, and a job summary."""
     path = tmp_path_factory.mktemp("ci")
-    shutil.copy(sample(), path / "sample.parquet")
+    shutil.copy(DUMP, path / "sample.parquet")
     (path / "dumps").mkdir()
-    shutil.copy(sample(), path / "dumps")
+    shutil.copy(DUMP, path / "dumps")
     (path / "gates.toml").write_text(fenced("toml")[0])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)

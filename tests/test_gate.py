@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offpol_diag.cli.results import EXITS
-from offpol_diag.cli.settings import sample
+from offpol_diag.cli import EXITS
+from offpol_diag.cli import SAMPLE as DUMP
 from offpol_diag.core import breakdowns
 from offpol_diag.core.observe import analyze
 from offpol_diag.dump.batch import joined
@@ -343,7 +343,7 @@ ROWS = sorted(rows().items())
 @cache
 def logged():
     """Return preset → what any generation of its trainer logs of the sample dump."""
-    dump = open_dump([str(sample())])
+    dump = open_dump([str(DUMP)])
     batch, presets = joined([*dump.batches()]), [*BUILT_IN.values()]
     found = {}
     for one in steps_of(batch, presets, dump.info.columns):
@@ -358,7 +358,7 @@ EQUAL = [(name, row, ours) for name, row in ROWS for ours in {row.gap, row.prese
 
 @pytest.fixture(scope="module")
 def everything():
-    return analyze([str(sample())], presets=tuple(BUILT_IN.values()), threads=1)
+    return analyze([str(DUMP)], presets=tuple(BUILT_IN.values()), threads=1)
 
 
 def logging(word, ours):

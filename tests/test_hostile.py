@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,13 @@ import pytest
 from factory import make_summary, put
 from typer.testing import CliRunner, Result
 
-from offpol_diag.cli import app, exits, output
-from offpol_diag.cli.exits import complain
-from offpol_diag.cli.output import FORMS
+from offpol_diag import shell
+from offpol_diag.cli import app
 from offpol_diag.errors import OffpolError
 from offpol_diag.gate import judged, required
 from offpol_diag.number import Number
 from offpol_diag.printable import CONTROLS, printable, printable_json, printable_lines
+from offpol_diag.report import FORMS, render
 from offpol_diag.report.annotations import annotated
 from offpol_diag.report.answer import Answer, Fact, Line, Tile
 from offpol_diag.report.terminal import terminal as drawn_in_terminal
@@ -77,11 +78,11 @@ def in_process(*args: str) -> subprocess.CompletedProcess[str]:
     """Run a command in this process, with the program's own handling of errors."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace") for _ in range(2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exits, "SIGNALS", {})
+        patch.setattr(shell, "SIGNALS", {})
         for name, value in {"argv": ["offpol-diag", *args], "stdout": out, "stderr": err}.items():
             patch.setattr(sys, name, value)
         with pytest.raises(SystemExit) as stop:
-            exits.run(app)
+            shell.run(app)
     code, texts = stop.value.code, []
     for stream in (out, err):
         stream.seek(0)
@@ -132,14 +133,14 @@ def test_json_means_the_same_and_may_be_printed() -> None:
 
 
 def test_an_error_has_no_line_that_a_name_began(capsys: pytest.CaptureFixture[str]) -> None:
-    complain(OffpolError(EVIL, EVIL, (EVIL, "second")))
+    shell.complain(OffpolError(EVIL, EVIL, (EVIL, "second")))
     said = capsys.readouterr().err
     harmless(said)
     assert len(said.splitlines()) == 5
 
 
 def test_a_message_that_quotes_a_long_value_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    complain(OffpolError(f"begin {DIGITS} end", "hint"))
+    shell.complain(OffpolError(f"begin {DIGITS} end", "hint"))
     said = capsys.readouterr().err
     assert said.startswith("error: begin 9")
     assert "9 end\n" in said
@@ -147,8 +148,8 @@ def test_a_message_that_quotes_a_long_value_is_cut(capsys: pytest.CaptureFixture
 
 
 def test_remarks_are_harmless(capsys: pytest.CaptureFixture[str]) -> None:
-    output.note(EVIL)
-    output.say_where("json", EVIL)
+    shell.note(EVIL)
+    shell.say_where("json", EVIL)
     said = capsys.readouterr()
     harmless(said.err)
     harmless(said.out)
@@ -156,7 +157,7 @@ def test_remarks_are_harmless(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_bug_whose_message_is_hostile_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
-    from offpol_diag.cli.exits import exit_codes
+    from offpol_diag.shell import exit_codes
 
     with pytest.raises(SystemExit), exit_codes():
         raise ValueError(EVIL)
@@ -199,9 +200,9 @@ def hostile() -> Any:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_a_result_is_harmless(form: str) -> None:
-    text = output.render(form, hostile())
+    text = render(hostile(), form)
     text.encode()
-    if form == "out":
+    if form == "report":
         assert not set("\x1b\x9b\x07") & set(text)
     else:
         harmless(text)
@@ -326,12 +327,12 @@ def test_a_nul_in_a_name_is_refused(name: str, text: str, args: tuple[str, ...])
 
 @pytest.mark.parametrize("columns", ["0", "1", "-3", "wide", DIGITS])
 def test_a_width_that_is_none_is_no_width(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in exits.SIZES:
+    for name in shell.SIZES:
         monkeypatch.setenv(name, columns)
-    monkeypatch.setattr(exits.gc, "set_threshold", lambda many: None)
-    monkeypatch.setattr(exits.atexit, "register", lambda what: None)
-    exits.tune()
-    assert not set(exits.SIZES) & set(os.environ)
+    monkeypatch.setattr(shell.gc, "set_threshold", lambda many: None)
+    monkeypatch.setattr(shell.atexit, "register", lambda what: None)
+    shell.tune()
+    assert not set(shell.SIZES) & set(os.environ)
 
 
 @pytest.mark.parametrize("stem", ["m" * 246, "中" * 80])
@@ -428,10 +429,11 @@ def test_a_run_that_fails_leaves_nothing_behind(fails: str, monkeypatch: pytest.
         raise OverflowError("a chart")
 
     if fails == "drawing":
-        monkeypatch.setattr("offpol_diag.report.terminal.terminal", fail)
+        monkeypatch.setattr(sys.modules["offpol_diag.report.terminal"], "terminal", fail)
     else:
         of = {"html": "page.page", "markdown": "markdown.markdown"}[fails]
-        monkeypatch.setattr(f"offpol_diag.report.{of}", fail)
+        module, name = of.split(".")
+        monkeypatch.setattr(import_module(f"offpol_diag.report.{module}"), name, fail)
     wanted = ("--presets", "token_is", "--json", "r.json", "-o", "r.html", "--md", "r.md")
     ran = run("analyze", *wanted, "--sequences", "rows.parquet")
     assert ran.exit_code == 2
@@ -456,8 +458,9 @@ def test_of_two_files_none_appears_where_one_cannot_be_written(monkeypatch: pyte
         return write(path, data)
 
     monkeypatch.setattr(Path, "write_bytes", torn)
+    made = shell.Outputs({"json": Path("old.json"), "md": Path("second.md")})
     with pytest.raises(OffpolError, match="No space left"):
-        output.write_all({Path("old.json"): "new", Path("second.md"): "new"})
+        made.write({"json": "new", "md": "new"})
     assert files() == ["now.json", "old.json"]
     assert Path("old.json").read_text() == "old"
 
@@ -589,4 +592,4 @@ def test_json_holds_any_provenance_of_a_writer() -> None:
     assert again.dump.provenance[r"k\ud800"] == [r"\udfff"]
     assert "…" in again.to_json()
     for form in FORMS:
-        output.render(form, again).encode()
+        render(again, form).encode()

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from offpol_diag.cli import app, exits, output
+from offpol_diag import shell as process
+from offpol_diag.cli import app
 from tests.factory import DumpFile, make_summary
 
 SCRIPT = (sys.executable, "-m", "offpol_diag")
@@ -94,7 +95,7 @@ def test_links_are_followed_and_modes_kept():
         assert real.stat().st_size > 0
         assert real.stat().st_mode & 0o777 == 0o600
     assert Path("not-yet.md").read_text().startswith("#")
-    output.write_all({Path("/dev/null"): "new"})
+    process.Outputs({"md": Path("/dev/null")}).write({"md": "new"})
     assert not Path("/dev/null").is_file()
     Path("loop.md").symlink_to("loop.md")
     refused = run("report", "now.json", "-o", "x.html", "--md", "loop.md")
@@ -125,8 +126,8 @@ def test_short_memory_is_no_bug(error, monkeypatch, capsys):
     def short(*args, **more):
         raise error
 
-    monkeypatch.setattr("offpol_diag.commands.analyze", short)
-    with pytest.raises(SystemExit) as stopped, exits.exit_codes():
+    monkeypatch.setattr("offpol_diag.api.analyze", short)
+    with pytest.raises(SystemExit) as stopped, process.exit_codes():
         app(["analyze", "dumps", *FEW, "--no-html"], standalone_mode=False)
     assert stopped.value.code == 2
     said = capsys.readouterr().err

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from offpol_diag import files
-from offpol_diag.cli import exits, settings
+from offpol_diag import cli, files, shell
 
 RUN = """
 import atexit, gc, sys
@@ -40,7 +39,7 @@ print((gc.get_threshold(), dict(os.environ)) == before, gc.get_freeze_count())
 
 def said(code: str, *arguments: str, folder: Path | None = None, **env: str) -> list[str]:
     """Return the words of the last line."""
-    limits = (exits.THREADS, "OMP_NUM_THREADS")
+    limits = (shell.THREADS, "OMP_NUM_THREADS")
     given = {name: value for name, value in os.environ.items() if name not in limits}
     ran = subprocess.run(
         [sys.executable, "-c", code, *arguments],
@@ -56,8 +55,8 @@ def said(code: str, *arguments: str, folder: Path | None = None, **env: str) -> 
     ("command", "env", "products"),
     [
         (("--version",), {}, []),
-        (("analyze", str(settings.sample()), "-q"), {}, ["1"]),
-        (("analyze", "no-such-file.parquet"), {exits.THREADS: "2"}, ["2"]),
+        (("analyze", str(cli.SAMPLE), "-q"), {}, ["1"]),
+        (("analyze", "no-such-file.parquet"), {shell.THREADS: "2"}, ["2"]),
     ],
     ids=["a version", "a small analysis", "an error, and threads of the user's"],
 )
@@ -67,7 +66,7 @@ def test_a_command_seldom_looks_for_garbage_and_multiplies_in_one_thread_unless_
     """It looks for no garbage at its end; a small analysis is done before it looks at all."""
     threshold, frozen, looked, *threads = said(RUN, *command, folder=tmp_path, **env)
 
-    assert int(threshold) == exits.SELDOM
+    assert int(threshold) == shell.SELDOM
     assert int(frozen) > 1000
     assert looked == "0" or products != ["1"]
     if (os.cpu_count() or 1) > 1:  # one core has one thread, whatever is asked

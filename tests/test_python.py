@@ -183,7 +183,7 @@ FUNCTIONS = {
     "gate": lambda **how: offpol_diag.gate(HEALTHY, **{"max": {"k3": 1}} | how),
     "check": lambda **how: offpol_diag.check(HEALTHY, **{"trainer": "trl"} | how),
 }
-REFUSED = [  # what only a program can give; what both can, in test_requests.py
+REFUSED = [  # what only a program can give; what both can, in WRONG
     ("analyze", "seed", True),
     ("analyze", "threads", -3),
     ("analyze", "threads", 1.5),
@@ -321,10 +321,12 @@ def test_a_report_writes_what_the_commands_write(report, tmp_path):
 
 
 def test_the_table_holds_every_number(report):
-    table = report.to_polars()
-    assert len(table) == len(report.metrics) + sum(len(report.preset(name)) for name in report.presets)
+    table = report.numbers()
+    assert len(table) == len(report.summary.whole) + sum(
+        len(report.summary.preset(name)) for name in report.presets
+    )
     (k3,) = table.filter(name="k3").to_dicts()
-    number = report.metrics["k3"]
+    number = report.number("k3")
     assert (k3["preset"], k3["value"], (k3["low"], k3["high"])) == (None, number.value, number.interval)
     (ess,) = table.filter(name="token_is.ess_tokens").to_dicts()
     assert (ess["preset"], ess["metric"]) == ("token_is", "ess_tokens")
@@ -335,8 +337,8 @@ def test_the_table_holds_every_number(report):
 def test_the_values_are_a_flat_dict_of_floats_as_trackers_take_it(report):
     values = report.values()
     assert all(isinstance(name, str) and isinstance(value, float) for name, value in values.items())
-    assert values["k3"] == report.metrics["k3"].value
-    assert values["token_is.ess_tokens"] == report.preset("token_is")["ess_tokens"].value
+    assert values["k3"] == report.number("k3").value
+    assert values["token_is.ess_tokens"] == report.number("ess_tokens", preset="token_is").value
 
 
 def test_rows_of_sequences_are_lazy_of_the_file_or_of_the_dump_read_again(tmp_path):

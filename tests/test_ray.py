@@ -159,7 +159,7 @@ def test_from_the_command_line_a_cluster_is_joined_by_its_address(nodes, tmp_pat
 
 DRIVER = """
 import sys, test_ray
-from offpol_diag.cli.exits import exit_codes
+from offpol_diag.shell import exit_codes
 with exit_codes():
     test_ray.reduced(test_ray.Path(sys.argv[1]), seconds=1)
 """

@@ -218,7 +218,7 @@ def check(b: Batch, folder: Path) -> None:
         assert row[:n] == ids[:n]
     report = offpol_diag.analyze(folder, presets="token_is", progress=False)
     assert report.diagnosis.verdict != "bug", report.diagnosis.headline
-    assert report.metrics["k3"].value == pytest.approx(2e-4, rel=0.3)
+    assert report.number("k3").value == pytest.approx(2e-4, rel=0.3)
 
 
 def test_the_configuration_that_leaves_no_log_probs_to_dump_says_so() -> None:
@@ -401,7 +401,7 @@ def test_the_recipe_for_trl_runs_in_its_trainer(tmp_path: Path, monkeypatch: pyt
     assert len(checked.rows) == 5
     report = offpol_diag.analyze("dumps", presets="token_is", progress=False)
     assert report.diagnosis.verdict != "bug", report.diagnosis.headline
-    assert 0 < report.metrics["k3"].value < 1e-2
+    assert 0 < report.number("k3").value < 1e-2
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -16,8 +16,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from typer.testing import CliRunner
 
-from offpol_diag.cli import app
-from offpol_diag.cli.output import default_html
+from offpol_diag.cli import app, default_html
 from offpol_diag.dump import sources
 from offpol_diag.dump.read import open_dump
 from offpol_diag.dump.sources import find

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from factory import Location, make_summary, number, place, put
 
+from offpol_diag.api import Report
 from offpol_diag.core.observe import analyze
 from offpol_diag.errors import ResultError, UsageError
 from offpol_diag.number import OVERFLOWS, Number
 from offpol_diag.presets.catalogue import load
 from offpol_diag.result import Result, loads, place_of
-from offpol_diag.results import Report
 
 
 def written(summary: Result) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def test_the_result_of_a_sample_takes_less_than_a_megabyte() -> None:
 
 def test_a_report_gives_the_numbers_of_a_preset_by_its_name() -> None:
     report = Report(make_summary())
-    assert report.preset("token_is")["ess_tokens"] == number(0.9971, 2e-4, "fraction")
+    assert report.number("ess_tokens", "token_is") == number(0.9971, 2e-4, "fraction")
     with pytest.raises(UsageError, match='no preset "token_si"') as refused:
-        report.preset("token_si")
+        report.number("ess_tokens", "token_si")
     assert "token_is" in refused.value.hint

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag.cli.settings import sample
+from offpol_diag.cli import SAMPLE as DUMP
 from offpol_diag.core.observe import analyze, opened
 from offpol_diag.errors import UsageError
 from offpol_diag.number import Number
@@ -75,7 +75,7 @@ def swept(one, values=None, path=None, which=None, threads=1, **more):
     options = {key: more.pop(key) for key in ("keep", "trainer", "chosen") if key in more}
     read = {key: more.pop(key) for key in ("batch_tokens", "columns") if key in more}
     asked = SweepOptions(one, pick(one, which), values, **options)
-    return sweep(opened(path or sample(), **read), asked, threads=threads, **more).sweep
+    return sweep(opened(path or DUMP, **read), asked, threads=threads, **more).sweep
 
 
 def same(one, other):
@@ -94,7 +94,7 @@ def write(path, deltas):
 def dump(tmp_path_factory):
     """Write a part of the sample, in row groups."""
     path = tmp_path_factory.mktemp("sweep") / "part.parquet"
-    pq.write_table(pq.read_table(sample()).slice(0, 48), path, row_group_size=16)
+    pq.write_table(pq.read_table(DUMP).slice(0, 48), path, row_group_size=16)
     return str(path)
 
 
@@ -136,7 +136,7 @@ def test_the_result_has_the_preset_as_it_stands_and_no_threshold_beside_it(dump)
 
 
 def test_what_is_kept_of_lag_0_is_counted_and_unknown_where_nothing_is_of_that_lag(tmp_path):
-    table = pq.read_table(sample())
+    table = pq.read_table(DUMP)
     (point,) = swept(preset("geo_rs"), (1.0005,)).points
     rows = table.to_pylist()
     lags = (row["policy_lag"] for row in rows)
@@ -312,7 +312,7 @@ def solved(one, keep, path=None, which=None, **more):
 
 @cache
 def rows():
-    return [row for row in oracles.sequences(pq.read_table(sample()).to_pylist()) if row.n]
+    return [row for row in oracles.sequences(pq.read_table(DUMP).to_pylist()) if row.n]
 
 
 @cache

@@ -129,7 +129,7 @@ import signal, sys
 sys.path[:0] = ["tests", "."]
 from cluster_jobs import Look
 from pathlib import Path
-from offpol_diag.cli.exits import exit_codes, terminator
+from offpol_diag.shell import exit_codes, terminator
 from offpol_diag.dump.read import open_dump
 from offpol_diag.run.threads import Threads
 signal.signal(signal.SIGTERM, terminator())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from offpol_diag.number import Numbers
+from offpol_diag.numerals import minus
 from offpol_diag.presets import Preset, words
 from offpol_diag.presets.grammar import MARK, ways
 from offpol_diag.result import PresetFacts, Result
@@ -87,13 +89,15 @@ def _does(preset: Preset) -> str:
 
 
 def explained(preset: Preset, aliases: Mapping[str, str], trainers: Sequence[str]) -> Iterator[str | Table]:
-    """Yield one preset's summary, its formulas, and a note.
+    """Yield one preset's summary, its formulas, a note, and the numbers that they get.
 
     Args:
         preset: what is explained.
         aliases: alias → the name that it means; those of this preset at other bounds are told.
         trainers: those whose configuration can say it.
     """
+    from offpol_diag.core.steps import numbers
+
     elsewhere = (
         f"{alias} = {meant}" for alias, meant in aliases.items() if meant.startswith(preset.name + MARK)
     )
@@ -117,3 +121,9 @@ def explained(preset: Preset, aliases: Mapping[str, str], trainers: Sequence[str
     yield Table(preset.name, "Formulas", ("what", "how"), rows)
     if preset.note:
         yield f"! Note: {preset.note}"
+    bounds = [
+        (one.part, one.of, *(minus(f"{x:.6g}") if math.isfinite(x) else "–" for x in (one.lower, one.upper)))
+        for one in numbers(preset)
+    ]
+    if bounds:
+        yield Table("numbers", "Numbers", ("part", "of", "lower", "upper"), bounds)

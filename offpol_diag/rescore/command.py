@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -32,44 +32,66 @@ ROWS = 4096
 
 
 def rescored(
-    paths: Sequence[str], request: Any, say: Callable[[str], None], live: Any = None
+    paths: Sequence[str],
+    model: Any,
+    to: Path,
+    say: Callable[[str], None],
+    *,
+    columns: Mapping[str, str] | None = None,
+    on_bad_row: Literal["error", "skip"] = "error",
+    sample: int | None,
+    tries: Sequence[str],
+    base: str | Path | None,
+    tokenizer: Any,
+    max_length: int | None,
+    dtype: str,
+    attention: str | None,
+    device: str,
+    seed: int,
+    progress: Any,
 ) -> tuple[Reference, dict[str, str]]:
     """Score the responses of a dump again, and write them.
 
     Args:
         paths: the dump.
-        request: what is asked, a `requests.Rescore`.
+        model: folders or names on the hub, the run's own first; or a live model.
+        to: where the scored responses go.
         say: told how long it takes.
-        live: a live model in place of `request.model`.
+        columns: our names → the dump's.
+        on_bad_row: whether a row that cannot be read is left out.
+        sample: prompts that are scored at first; None for all of them.
+        tries: hypotheses to try, by name or family; all where none is named.
+        base: the base model of an adapter.
+        tokenizer: a folder; with a live model its tokenizer.
+        max_length: sequences of more tokens are left out.
+        dtype: type of the body.
+        attention: which attention of transformers.
+        device: where to compute.
+        seed: of the sample.
+        progress: called with tokens done and in all.
 
     Returns:
         The verdict, and the columns to name where what is written is read.
     """
-    names = [
-        str(one) for one in ([request.model] if isinstance(request.model, str | Path) else request.model)
-    ]
-    if not names and live is None:
-        raise UsageError(
-            "rescore needs the model of the run", f"name it: {request.example('model', 'FOLDER')}"
-        )
-    overrides = request.columns or {}
-    dump = open_dump(paths, columns=overrides, on_bad_row=request.on_bad_row)
-    most = None if request.sample is None else GROWN * request.sample
-    tokenizer = None if live is not None or request.tokenizer is None else Path(str(request.tokenizer))
-    responses = read(dump, most, GROWN * SAMPLE_TOKENS, request.seed, tokenizer, request.max_length)
-    if live is not None:
-        loaded = models.given(live, request.tokenizer)
+    live = not isinstance(model, str | Path | list | tuple)
+    names = [] if live else [str(one) for one in ([model] if isinstance(model, str | Path) else model)]
+    if not names and not live:
+        raise UsageError("rescore needs the model of the run", "name it: --model FOLDER")
+    overrides = dict(columns or {})
+    dump = open_dump(paths, columns=overrides, on_bad_row=on_bad_row)
+    most = None if sample is None else GROWN * sample
+    words = None if live or tokenizer is None else Path(str(tokenizer))
+    responses = read(dump, most, GROWN * SAMPLE_TOKENS, seed, words, max_length)
+    if live:
+        loaded = models.given(model, tokenizer)
     else:
-        base = None if request.base is None else str(request.base)
-        device, dtype = request.device, request.dtype
-        loaded = models.load(names, base=base, device=device, dtype=dtype, attention=request.attention)
+        below = None if base is None else str(base)
+        loaded = models.load(names, base=below, device=device, dtype=dtype, attention=attention)
     loaded.judge(responses.rows, dump.info.files[0])
-    target = request.to
-    assert target is not None
     folder = None
-    if live is None:
-        key = fingerprint(dump.info.files, loaded, responses, request.tries)
-        folder = beside(target.resolve()).with_name(f".{target.name}.{key}")
+    if not live:
+        key = fingerprint(dump.info.files, loaded, responses, tries)
+        folder = beside(to.resolve()).with_name(f".{to.name}.{key}")
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             say(f"going on where an interrupted run stopped ({folder})")
@@ -78,13 +100,13 @@ def rescored(
         found, passes, part = judged(
             responses,
             loaded,
-            groups=request.sample,
-            names=request.tries,
+            groups=sample,
+            names=tries,
             provenance=dump.info.provenance,
             columns=(dump.info.columns[role.ROLLOUT], dump.info.columns[train]),
             folder=folder,
             say=say,
-            progress=request.progress or None,
+            progress=progress or None,
         )
     except (KeyboardInterrupt, SystemExit, OffpolError):
         if folder and any(folder.glob("*.npz")):
@@ -92,11 +114,11 @@ def rescored(
         elif folder:
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    _write(target, dump, part, passes.columns(), found)
+    _write(to, dump, part, passes.columns(), found)
     if folder:
         shutil.rmtree(folder, ignore_errors=True)
     kept = {name: one for name, one in overrides.items() if one == role.NONE}
-    return found.model_copy(update={"written": str(target)}), kept
+    return found.model_copy(update={"written": str(to)}), kept
 
 
 def _write(target: Path, dump: Dump, part: Responses, columns: Any, found: Reference) -> None:

@@ -10,6 +10,8 @@ from offpol_diag.result.parts import Model, Whole
 
 Outcome = Literal["same", "engine", "trainer", "both", "reference", "few"]
 State = Literal["same", "variant", "unknown"]
+SAMPLE = 16
+"""Prompts that `rescore` begins with."""
 SAMPLE_TOKENS = 4000
 """Tokens that `rescore` begins with at least, where the dump has them."""
 

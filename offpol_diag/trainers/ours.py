@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
-from offpol_diag.errors import did_you_mean
+from offpol_diag.errors import UsageError, did_you_mean
 from offpol_diag.metrics import METRICS, PAIRS
+from offpol_diag.presets import Preset
 
 GAPS = tuple(filter(None, PAIRS))
 
@@ -45,6 +46,23 @@ def ours(name: str) -> str:
         return before + row.gap
     of_preset = row.preset and before and not before.startswith(GAPS)
     return before + row.preset if of_preset else name
+
+
+def summed_by_step(names: Sequence[str], presets: Sequence[Preset]) -> tuple[str, ...]:
+    """Return numbers by our names, each of which is summed at every step under these presets.
+
+    Raises:
+        UsageError: one is not.
+    """
+    from offpol_diag.core.breakdowns import names_by_step, row_by_step
+
+    found = tuple(map(ours, names))
+    for said, name in zip(names, found, strict=True):
+        if row_by_step(name, presets) is None:
+            near = did_you_mean(name, names_by_step(presets))
+            hint = near or "docs/metrics.md lists the names; those of a preset are PRESET.NAME"
+            raise UsageError(f'"{said}" is no number that is summed by step', hint)
+    return found
 
 
 def unlike(said: str) -> str:

@@ -1,0 +1,255 @@
+"""One table of refusals by command: what is wrong, where it was given, and what to do; code 2, no file."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import offpol_diag
+from offpol_diag.cli import app
+from offpol_diag.errors import OffpolError
+from tests.factory import make_summary
+
+SAMPLE = Path(__file__).parents[1] / "sample_data" / "healthy.parquet"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Work in a folder with a dump, results of this and other versions, and files that are cut off."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(SAMPLE, "sampled.parquet")
+    text = make_summary().to_json()
+    texts = {
+        "r.json": text,
+        "line.json": json.dumps(json.loads(text), separators=(",", ":")),
+        "newer.json": text.replace('"format": 2', '"format": 3', 1),
+        "older.json": text.replace('"format": 2', '"format": 1', 1),
+        "cut.json": text[:500],
+        "check.json": '{\n "format": "offpol-diag check 2",\n "logged": []\n}\n',
+        **dict.fromkeys(("empty.json", "empty.jsonl", "empty.parquet"), ""),
+        "other.json": '{"a": 1}',
+        "list.json": "[]",
+        "text.parquet": "not Parquet at all",
+    }
+    for name, words in texts.items():
+        Path(name).write_text(words, encoding="utf-8")
+    Path("bytes.json").write_bytes(b"\xff")
+    Path("cut.parquet").write_bytes(SAMPLE.read_bytes()[:3000])
+    table = pq.read_table(SAMPLE)
+    pq.write_table(table.drop_columns(["current_log_probs"]), "two.parquet")
+    return tmp_path
+
+
+def refused(ran):
+    """Check a refusal: one error and one hint on stderr, nothing else; return both."""
+    assert ran.exit_code == 2, ran.output
+    assert ran.stdout == ""
+    found = re.fullmatch(r"error: (.+)\n\nhint: (.+)\n", ran.stderr)
+    assert found, ran.stderr
+    return found.groups()
+
+
+def run(line, **env):
+    return CliRunner().invoke(app, line.split(), env=env)
+
+
+A_RESULT = "this is a result of offpol-diag, and no dump"
+TO_READ = "`offpol-diag report {0}` draws it again, `offpol-diag gate {0}` judges it"
+NEWER = "a newer version wrote it: update offpol-diag"
+GIVE = "give the file that `offpol-diag analyze --json` wrote"
+ANALYZE = "analyze sampled.parquet "
+SAID = [
+    # what is read
+    *(
+        (f"{command} {name}", f"{name}: {A_RESULT}", TO_READ.format(name))
+        for command in ("doctor", "analyze --no-html", "convert --to x.parquet")
+        for name in ("r.json", "line.json", "cut.json")
+    ),
+    ("doctor check.json", f"check.json: {A_RESULT}", "`offpol-diag report check.json` draws it again"),
+    ("compare sampled.parquet r.json -q", f"r.json: {A_RESULT}", TO_READ.format("r.json")),
+    ("gate newer.json --max k3=1", "newer.json: result format 3, this version reads format 2", NEWER),
+    ("report newer.json", "newer.json: result format 3, this version reads format 2", NEWER),
+    ("gate older.json --max k3=1", "older.json: result format 1, this version", "analyze the dump again"),
+    *((f"gate {one} --max k3=1", f"{one}: ", GIVE) for one in ("empty.json", "list.json", "bytes.json")),
+    ("report empty.json", "empty.json: the file is empty", GIVE),
+    ("report cut.json", "cut.json: this result is cut off: its JSON has no end", GIVE),
+    ("report other.json", "other.json: this is not a result of offpol-diag", GIVE),
+    ("report nowhere.json", "nowhere.json: cannot be read as a result (No such file", GIVE),
+    *(
+        (f"doctor {name}", f"{name}: the file is empty (0 bytes)", "its writer did not finish; dump again")
+        for name in ("empty.json", "empty.jsonl", "empty.parquet")
+    ),
+    ("doctor cut.parquet", "cut.parquet: cannot be read as Parquet (Parquet magic", "check that it may"),
+    *((f"{command} text.parquet", "text.parquet: ", "") for command in ("analyze", "gate --max k3=1")),
+    ("doctor missing.parquet", "missing.parquet: no such file or directory", "check the path; relative"),
+    ("doctor sample.parquet", "sample.parquet: no such file", "did you mean sampled.parquet?"),
+    ("doctor sampled.parq", "sampled.parq: no such file", "did you mean sampled.parquet?"),
+    ("gate r.json sampled.parquet --max k3=1", "a result is judged alone", "give r.json and nothing else"),
+    # names
+    ("presets nope", 'unknown preset "nope"', 'did you mean "none"?'),
+    ("presets token_is --for foo", 'unknown trainer "foo"; there are verl,', "name one of these"),
+    ("check sampled.parquet --for foo", '--for: unknown trainer "foo"', "name one of these"),
+    ("gate missing.parquet --max token_iss.k3=1", "", 'did you mean "token_is"'),
+    (
+        "compare two.parquet --presets pure_is",
+        "the dump has no current_log_probs, which pure_is cannot do without",
+        "try --presets ",
+    ),
+    (ANALYZE + "--columns rollout=nope", "", ""),
+    # what is written
+    (ANALYZE + "-o .", ".: is a directory", "name a file in it"),
+    *((f"{ANALYZE}{one} no/r", "no/r: its directory does not exist", "make it first: mkdir -p no")
+      for one in ("-o", "--json", "--md", "--sequences")),
+    (ANALYZE + "--sequences -", "--sequences -: Parquet needs a file", "name one"),
+    (ANALYZE + "--sequences rows -o ./rows", "two results cannot both go to one file", "give each"),
+    (ANALYZE + "--json r --md r", "two results cannot both go to one file", "give each"),
+    (ANALYZE + "--json - --md -", "two results cannot both go to stdout", "give each"),
+    (ANALYZE + "--json --quiet", "--quiet stands where a file is to be named", "name a file, or -"),
+    ("report r.json -o r.json", "r.json: is what is read", "write to another file"),
+    ("convert sampled.parquet", "convert needs files and a target", "offpol-diag convert SRC"),
+    # words of typer
+    ("gate", "missing argument 'DUMP|RESULT.json'", "see `offpol-diag gate --help`"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "error", "hint"), SAID, ids=[line for line, *_ in SAID])
+def test_what_is_said(line, error, hint, folder):
+    before = sorted(folder.iterdir())
+    first, last = refused(run(line))
+    assert first.startswith(error)
+    assert last.startswith(hint)
+    assert sorted(folder.iterdir()) == before
+
+
+# ---------------------------------------------------------------- in Python and on the command line alike
+
+WRONG = [
+    ("analyze", "seed", "x", "seed: it cannot be 'x'"),
+    ("analyze", "seed", -1, "seed: it cannot be -1"),
+    ("analyze", "seed", 1.5, "seed: it cannot be 1.5"),
+    ("analyze", "seed", 2**63, "seed: it cannot be 9223372036854775808"),
+    ("analyze", "threads", 0, "threads: it cannot be 0"),
+    ("analyze", "threads", "many", "threads: it cannot be 'many'"),
+    ("analyze", "device", "tpu", "device: it cannot be 'tpu'"),
+    ("analyze", "engine", "rey", "engine: it cannot be 'rey'"),
+    ("analyze", "on_bad_row", "skipp", "on_bad_row: it cannot be 'skipp'"),
+    ("analyze", "columns", "rollout", 'columns: "rollout" names no column'),
+    ("analyze", "columns", "rollout=", 'columns: "rollout=" names no column'),
+    ("analyze", "presets", "tokn_is", 'presets: unknown preset "tokn_is"'),
+    ("analyze", "presets", ",", "presets: no preset is named"),
+    ("analyze", "trainer", "verll", 'trainer: unknown trainer "verll"'),
+    ("analyze", "preset_file", "none.toml", "preset_file: none.toml"),
+    ("analyze", "group_by", "nosuch", "nosuch"),
+    ("doctor", "seed", "x", "seed: it cannot be 'x'"),
+    ("compare", "against", "all", "against: 'all' names"),
+    ("compare", "against", "tokn_is", 'against: unknown preset "tokn_is"'),
+    ("compare", "presets", "tokn_is", 'presets: unknown preset "tokn_is"'),
+    ("sweep", "which", "weight.uper", 'has no bound "weight.uper"'),
+    ("sweep", "keep", "x", "keep: it cannot be 'x'"),
+    ("sweep", "keep", 2.0, "keep 2"),
+    ("sweep", "keep", math.nan, "above 0 and at most 1"),
+    ("sweep", "at", "2,1", "thresholds must rise"),
+    ("sweep", "trainer", "verl", "prints the bounds that"),
+    ("gate", "max", "k3", "max"),
+    ("gate", "fail_on", "bugs", "bugs"),
+    ("gate", "gates", "none.toml", "none.toml"),
+    ("gate", "baseline", "none.json", "none.json"),
+    ("check", "logged", "none.jsonl", "none.jsonl"),
+    ("check", "trainer", "verll", 'trainer: unknown trainer "verll"'),
+]
+BESIDE = {"sweep": {"preset": "token_is"}, "gate": {"max": "k3=1"}}
+"""Command → what it cannot do without."""
+
+
+@pytest.mark.parametrize(("command", "field", "value", "said"), WRONG)
+def test_a_wrong_value_is_refused_alike(command, field, value, said):
+    given = BESIDE.get(command, {}) | {field: value}
+    with pytest.raises(OffpolError) as wrong:
+        getattr(offpol_diag, command)("sampled.parquet", **given)
+    flags = {one.name: one.opts[0] for one in get_command(app).commands[command].params}
+    words = " ".join(f"{flags[name]} {one}" for name, one in given.items())
+    error, hint = refused(run(f"{command} sampled.parquet {words}", OFFPOL_DIAG_QUIET="1"))
+    assert said in wrong.value.message
+    plain = re.compile(f"^({flags[field]}|{field}): ")
+    assert plain.sub("", error) == plain.sub("", wrong.value.message)
+    assert bool(plain.match(error)) == bool(plain.match(wrong.value.message))
+    assert hint == wrong.value.hint
+
+
+# ---------------------------------------------------------------- where it was given
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("presets = ['seq_miss']", 'presets: unknown preset "seq_miss"'),
+        ("device = 'tpu'", "device: it cannot be 'tpu'"),
+        ("columns = 'rollout'", "columns: "),
+        ("preset_file = 'nowhere.toml'", "preset_file: "),
+        ("seed = 'x'", "seed: "),
+        ("on-bad-row = 'x'", "on_bad_row: "),
+        ("for = 'verll'", "for: unknown trainer"),
+        ("presests = 'tis'", "there is no setting 'presests'"),
+        ("presets = [", "cannot be read as TOML"),
+    ],
+)
+@pytest.mark.parametrize("file", ["offpol-diag.toml", "pyproject.toml"])
+def test_a_bad_value_in_a_file_names_the_file(file, text, words):
+    Path(file).write_text("[tool.offpol-diag]\n" * (file == "pyproject.toml") + text)
+    assert refused(run("analyze sampled.parquet"))[0].startswith(f"{file}: {words}")
+
+
+def test_a_bad_value_in_the_environment_names_the_variable():
+    assert refused(run("doctor sampled.parquet", OFFPOL_DIAG_SEED="x"))[0].startswith("OFFPOL_DIAG_SEED: ")
+    assert refused(run("analyze sampled.parquet", OFFPOL_DIAG_FOR="x"))[0].startswith("OFFPOL_DIAG_FOR: ")
+
+
+PIPED = {"r.json": 0, "line.json": 0, "sampled.parquet": 2, "cut.json": 2, "newer.json": 2}
+
+
+@pytest.mark.parametrize(("name", "code"), PIPED.items())
+def test_the_gate_takes_a_result_from_a_pipe(name, code):
+    ran = CliRunner().invoke(app, ["gate", "-", "--max", "k3=100", "-q"], input=Path(name).read_bytes())
+
+    assert ran.exit_code == code, ran.stderr
+    assert code == 0 or ran.stderr.startswith("error: stdin: ")
+
+
+def test_a_directory_with_a_result_beside_its_dumps_is_read(tmp_path):
+    (tmp_path / "run").mkdir()
+    for name in ("sampled.parquet", "r.json", "empty.jsonl"):
+        shutil.copy(name, tmp_path / "run" / name)
+
+    assert CliRunner().invoke(app, ["doctor", "run", "-q"]).exit_code == 0
+
+
+@pytest.mark.parametrize("missing", [None, float("nan")])
+def test_rows_without_a_step_are_no_end_of_the_steps(missing):
+    table = pq.read_table("sampled.parquet")
+    steps = [missing if i % 5 == 0 else float(step) for i, step in enumerate(table["step"].to_pylist())]
+    place = table.schema.get_field_index("step")
+    pq.write_table(table.set_column(place, "step", pa.array(steps)), "some.parquet")
+    shown = CliRunner().invoke(app, ["doctor", "some.parquet"]).stdout
+
+    assert ", steps 0 to 7 and rows without a step, " in " ".join(shown.split())
+    assert "  steps 0 to 7\n" in shown
+    assert "∅" not in shown
+
+
+@pytest.mark.parametrize("kind", [str, Path, lambda name: [name]], ids=["text", "path", "list"])
+def test_the_gate_in_python_takes_the_file_of_a_result(kind):
+    k3 = make_summary().number("k3").value
+
+    assert offpol_diag.gate(kind("r.json"), max={"k3": 2 * k3}).passed
+    assert not offpol_diag.gate(kind("r.json"), max={"k3": k3 / 2}).passed
+    with pytest.raises(OffpolError, match="a result is judged alone"):
+        offpol_diag.gate(["r.json", "sampled.parquet"], max={"k3": 1})
