@@ -92,14 +92,6 @@ def position(batch: Batch) -> Array:
     return np.minimum(octave(np.maximum(batch.position + 1, 1)), POSITIONS - 1)
 
 
-def _turn(batch: Batch) -> Array:
-    """Return the index, in its response, of each token's turn: a run of tokens between holes of the mask."""
-    starts = batch.cu_runs[:-1]
-    owner = np.searchsorted(batch.cu_seqlens, starts, side="right") - 1
-    index = np.arange(len(starts)) - np.searchsorted(starts, batch.cu_seqlens[owner])
-    return np.repeat(np.minimum(index, TURNS - 1), np.diff(batch.cu_runs))
-
-
 def _token_lag(batch: Batch) -> Array | None:
     """Return each token's lag plus 1: the trainer's version less that of the weights that sampled it."""
     sampled, trained = batch.weight_versions, batch.scalars.get(TRAIN_VERSION)
@@ -142,7 +134,14 @@ _OF_LAGS = ("< 0", *map(str, range(LAGS - 2)), f"{LAGS - 2}+")
 _OF_PROBABILITIES = ("< 0.01", "0.01–0.1", "0.1–0.5", "0.5–0.9", "0.9–0.99", "> 0.99")
 OF_TOKENS = (
     POSITION,
-    By("turn", "turn of the response", "runs", _turn, _OF_TURNS, fewest=2),
+    By(
+        "turn",
+        "turn of the response",
+        "runs",
+        lambda batch: np.minimum(batch.turn, TURNS - 1),
+        _OF_TURNS,
+        fewest=2,
+    ),
     By("token_lag", "policy lag of the token (updates)", "runs", _token_lag, _OF_LAGS),
     By(
         "rollout_probability",

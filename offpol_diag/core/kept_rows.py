@@ -14,9 +14,10 @@ import numpy as np
 
 from offpol_diag.core.gap import Terms
 from offpol_diag.core.intervals import AS_SEEN, Formula, Reader, mean, missing
-from offpol_diag.core.state import Array, State, Table, mix
+from offpol_diag.core.state import Array, State, Table
 from offpol_diag.core.steps import steps
 from offpol_diag.dump.batch import Batch
+from offpol_diag.dump.pack import mix
 from offpol_diag.dump.schema import PROMPT_IDS
 from offpol_diag.number import LARGEST
 from offpol_diag.presets import Preset
@@ -213,9 +214,7 @@ class Sample:
         batch, lengths = terms.batch, terms.batch.lengths
         given, there = batch.scalars.get("step", [None] * batch.sequences), np.flatnonzero(lengths)
         step = np.array([one % STEPS if isinstance(one, int) else 0 for one in given], np.int64)
-        turn = np.repeat(np.arange(len(batch.cu_runs) - 1), np.diff(batch.cu_runs))
-        turn -= np.repeat(turn[batch.cu_seqlens[:-1][there]], lengths[there])
-        values = {"q": terms.q, "p": terms.p, "position": batch.position, "turn": turn}
+        values = {"q": terms.q, "p": terms.p, "position": batch.position, "turn": batch.turn}
         more = {"token_ids": batch.token_ids, "entropy": batch.entropy, "reference": batch.reference}
         more["sign"] = None if batch.advantages is None else np.sign(batch.advantages) + 1
         values |= {name: x for name, x in more.items() if x is not None}

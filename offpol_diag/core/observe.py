@@ -280,7 +280,8 @@ class Observe:
         ]
         if study.pairs:
             states.append(kept_rows.observe_drops(main, buckets, study.pairs))
-        columns |= preset_numbers.of_presets(of_presets, study.of_whole)
+        summed = [preset for preset in presets if preset not in study.normalised]
+        columns |= preset_numbers.of_presets(of_presets, summed)
         tables = {"dump": Table.of(columns, buckets)}
         if study.by_step:
             tables["steps"] = Table.of(columns, buckets, batch.steps)

@@ -18,6 +18,8 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from offpol_diag.dump.pack import INCREMENT, mix
+
 Array = npt.NDArray[Any]
 T = TypeVar("T")
 
@@ -36,15 +38,6 @@ MOST_STEPS = 64
 
 
 # ---------------------------------------------------------------- groups and their draws
-
-
-def mix(x: Array) -> Array:
-    """Scatter 64-bit words, [N] → [N] uint64: SplitMix64's finaliser (Steele et al. 2014), a bijection."""
-    x = x.astype(np.uint64, copy=False)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    result: Array = x ^ (x >> np.uint64(31))
-    return result
 
 
 def hashed(text: str) -> int:
@@ -72,7 +65,7 @@ def draws(buckets: Array, seed: int, replicates: int = REPLICATES) -> Array:
     A draw is a pure function of bucket, replicate and seed: whatever is read with one seed is paired.
     (Hanley & MacGibbon 2006: the Poisson bootstrap.)
     """
-    counters = np.arange(1, (replicates + 1) // 2 + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    counters = np.arange(1, (replicates + 1) // 2 + 1, dtype=np.uint64) * INCREMENT
     lanes = mix(counters + mix(np.array([seed % 2**64], np.uint64)))
     words = mix(mix(buckets + np.uint64(1))[:, None] ^ lanes)
     uniform = words.astype("<u8", copy=False).view("<u4")[:, :replicates]  # two draws of 64 bits

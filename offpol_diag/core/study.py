@@ -70,11 +70,6 @@ class Study:
         return tuple(filter(normalised, self.presets))
 
     @cached_property
-    def of_whole(self) -> tuple[Preset, ...]:
-        """All other presets, whose sums are over the whole dump."""
-        return tuple(preset for preset in self.presets if preset not in self.normalised)
-
-    @cached_property
     def pairs(self) -> tuple[tuple[Preset, Preset], ...]:
         """Pairs of the preset compared against and each other preset; none where there are too many."""
         if len(self.presets) > MOST_COMPARED:

@@ -86,6 +86,14 @@ class Batch:
         return self.cu_seqlens[1:] - self.cu_seqlens[:-1]
 
     @cached_property
+    def turn(self) -> Array:
+        """Index of each token's turn among those of its sequence, [T] int64."""
+        starts = self.cu_runs[:-1]
+        owner = np.searchsorted(self.cu_seqlens, starts, side="right") - 1
+        index = np.arange(len(starts)) - np.searchsorted(starts, self.cu_seqlens[owner])
+        return np.repeat(index, np.diff(self.cu_runs))
+
+    @cached_property
     def steps(self) -> list[str]:
         """Trainer batch of each sequence, [S]: that of its step; "" of all where the dump has no steps."""
         steps = self.scalars.get("step")

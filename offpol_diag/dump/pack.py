@@ -262,14 +262,16 @@ def pack(rows: Rows) -> Batch:
 # ---------------------------------------------------------------- keys
 
 
+INCREMENT = np.uint64(0x9E3779B97F4A7C15)
+"""Distance of SplitMix64's counters: its n-th word is `mix` of seed + n · INCREMENT, modulo 2⁶⁴."""
+
+
 def mix(x: Words) -> Words:
-    """Hash 64-bit words bijectively, [N] → [N] (splitmix64, Steele et al. 2014)."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)  # arrays of words wrap around without a warning
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x ^= x >> np.uint64(shift)
-        x *= np.uint64(factor)
-    x ^= x >> np.uint64(31)
-    return x
+    """Scatter 64-bit words, [N] → [N]: SplitMix64's finaliser (Steele et al. 2014), a bijection."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    result: Words = x ^ (x >> np.uint64(31))
+    return result
 
 
 def keys(groups: list[Any] | None, rollout: Floats, position: Ints, offsets: Ints) -> Ints:
@@ -282,7 +284,7 @@ def keys(groups: list[Any] | None, rollout: Floats, position: Ints, offsets: Int
     words = np.zeros(len(offsets) - 1, np.uint64)
     if groups is None or None in groups:
         bits = (rollout + 0.0).view(np.uint64)  # + 0.0: -0.0 and 0.0 are one number
-        each = mix(bits ^ mix(position.astype(np.uint64)))
+        each = mix((bits ^ mix(position.astype(np.uint64) + INCREMENT)) + INCREMENT)
         sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(each, dtype=np.uint64)))  # modulo 2⁶⁴
         words = sums[offsets[1:]] - sums[offsets[:-1]]
     if groups is not None:
@@ -292,4 +294,4 @@ def keys(groups: list[Any] | None, rollout: Floats, position: Ints, offsets: Int
             digest = b"" if whole else blake2b(str(one).encode(), digest_size=8).digest()
             known[one] = int(one) % 2**64 if whole else int.from_bytes(digest, "little")
         words = np.array([known.get(one, own) for one, own in zip(groups, words, strict=True)], np.uint64)
-    return mix(words).view(np.int64)
+    return mix(words + INCREMENT).view(np.int64)
