@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from offpol_diag.dump.read import Dump
     from offpol_diag.presets import Preset
     from offpol_diag.presets.catalogue import Catalogue
+    from offpol_diag.report.charts import Chart
 
     File = str | Path
     OnePreset = str | Preset
@@ -356,9 +357,7 @@ class Report:
     @property
     def figures(self) -> tuple[str, ...]:
         """Names of the charts of the page, each of which `figure` returns."""
-        from offpol_diag.report.figures import pictures
-
-        return tuple(pictures(self.summary))
+        return tuple(self._charts())
 
     def figure(self, name: str) -> go.Figure:
         """Return a chart of the page (`by_step`) as a figure of plotly, with its finding as title.
@@ -366,9 +365,16 @@ class Report:
         Raises:
             UsageError: there is no such figure.
         """
-        from offpol_diag.report.figures import figure
+        known = self._charts()
+        if name not in known:
+            hint = did_you_mean(name, list(known)) or f"there are {', '.join(known)}"
+            raise UsageError(f'unknown figure "{name}"', hint if known else "the result has no charts")
+        return known[name].figure()
 
-        return figure(self.summary, name)
+    def _charts(self) -> dict[str, Chart]:
+        from offpol_diag.report import answered
+
+        return {one.name: one for one in answered(self.summary).charts}
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return the result as JSON, and write it to `path` if one is given."""

@@ -31,7 +31,6 @@ from offpol_diag.shell import (
     FAILED,
     STDOUT,
     Outputs,
-    emit,
     exit_codes,
     key,
     note,
@@ -720,7 +719,7 @@ def gate(
     NAME is a metric (k3, drift2.k3), a preset's (seq_mis.ess_tokens), what a trainer logs that equals one
     (rollout_corr/kl), or any of them at every training step (step:NAME).
 
-    Under GitHub Actions the job summary gets the Markdown, and the run is annotated.
+    Under GitHub Actions the job summary gets the Markdown.
 
     Given:
         dump DUMP|RESULT.json  A dump, or a result that --json wrote, to be judged as it is; - is a result
@@ -756,7 +755,7 @@ def gate(
         with progress(out.quiet) as bar:
             found = api.gate(what, **asked, progress=bar, **how.asked()).summary
         deliver(files, found, out)
-    _report_to_github(found, files.takes_stdout)
+    _add_to_job_summary(found)
     raise typer.Exit(EXITS[outcome(found.gates)])
 
 
@@ -770,14 +769,9 @@ def piped() -> Any:
     return read_result(text_of_stream(sys.stdin.buffer, "stdin"), "stdin")
 
 
-def _report_to_github(found: Any, aside: bool) -> None:
-    """Add to the job summary where there is one, and annotate the run of GitHub Actions.
-
-    Annotations go to stdout, or `aside` to stderr, which GitHub also reads. Failing to write the job summary
-    does not fail a gate.
-    """
+def _add_to_job_summary(found: Any) -> None:
+    """Add to the job summary of GitHub Actions where there is one; failing to write it fails no gate."""
     from offpol_diag.report import render
-    from offpol_diag.report.annotations import annotated
 
     if place := os.environ.get("GITHUB_STEP_SUMMARY"):
         try:
@@ -785,14 +779,6 @@ def _report_to_github(found: Any, aside: bool) -> None:
                 file.write("\n" + render(found, "md"))
         except OSError as error:
             note(f"GITHUB_STEP_SUMMARY: {place} cannot be written ({error.strerror})")
-    if os.environ.get("GITHUB_ACTIONS") == "true":
-        lines = "".join(f"{line}\n" for line in annotated(found.gates))
-        if aside:
-            sys.stderr.flush()
-            sys.stderr.buffer.write(lines.encode())
-            sys.stderr.buffer.flush()
-        else:
-            emit(lines)
 
 
 @command

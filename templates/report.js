@@ -25,44 +25,26 @@ all(".cp").forEach(button => {
   })
 })
 
-// --- Charts: what the nearest point says, under the pointer or the finger.
-const tip = document.createElement("div")
-tip.className = "tip"
-tip.hidden = true
-document.body.append(tip)
-const ring = document.createElementNS("http://www.w3.org/2000/svg", "circle")
-ring.setAttribute("class", "ring")
-ring.setAttribute("r", 6)
-all(".panels").forEach(chart => {
-  let points
-  all("svg.pic", chart).forEach((picture, i) => {
-    const away = () => { tip.hidden = true; ring.remove() }
-    const show = event => {
-      points ??= json(one("script", chart))
-      const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(picture.getScreenCTM().inverse())
-      const far = ([x, y]) => (x - at.x) ** 2 + (y - at.y) ** 2
-      const near = points[i].reduce((best, point) => far(point) < far(best) ? point : best, [1e4, 1e4])
-      if (far(near) > 900) return away()
-      ring.setAttribute("cx", near[0])
-      ring.setAttribute("cy", near[1])
-      picture.append(ring)
-      tip.textContent = near[2]
-      tip.hidden = false
-      const there = new DOMPoint(near[0], near[1]).matrixTransform(picture.getScreenCTM())
-      tip.style.left = `${Math.max(4, Math.min(there.x - tip.offsetWidth / 2, innerWidth - tip.offsetWidth - 4))}px`
-      tip.style.top = `${there.y > tip.offsetHeight + 70 ? there.y - tip.offsetHeight - 10 : there.y + 12}px`
-    }
-    picture.addEventListener("pointermove", show)
-    picture.addEventListener("pointerdown", show)
-    picture.addEventListener("pointerleave", away)
-  })
-})
-addEventListener("scroll", () => { tip.hidden = true; ring.remove() }, { passive: true })
+// --- Charts: drawn by plotly when they come into view, as light or dark, wide or narrow as the page is.
+const unpacked = async text => new Response(new Blob([Uint8Array.from(atob(text), c => c.charCodeAt(0))]).stream().pipeThrough(new DecompressionStream("gzip"))).text()
+let plotly
+const loaded = () => plotly ??= unpacked(one("#plotly").textContent).then(text => document.head.append(Object.assign(document.createElement("script"), { text })))
+const dark = matchMedia("(prefers-color-scheme: dark)"), wide = matchMedia("(min-width: 1000px)"), touch = matchMedia("(pointer: coarse)")
+const draw = async place => {
+  const { data, layout } = JSON.parse(await unpacked(place.dataset.chart))
+  if (layout.grid && !wide.matches) Object.assign(layout, { height: layout.height * layout.grid.columns, grid: { ...layout.grid, rows: layout.grid.columns, columns: 1 } })
+  await loaded()
+  Plotly.react(place, data, { ...layout, template: json(one("#looks"))[dark.matches ? "dark" : "light"], dragmode: touch.matches ? false : "zoom" }, { displaylogo: false, responsive: true })
+}
+const seen = new IntersectionObserver(entries => entries.filter(entry => entry.isIntersecting).forEach(({ target }) => { seen.unobserve(target); draw(target) }), { rootMargin: "600px" })
+all(".plot").forEach(place => seen.observe(place))
+;[dark, wide].forEach(query => query.addEventListener("change", () => all(".plot.js-plotly-plot").forEach(draw)))
+addEventListener("beforeprint", () => all(".plot").forEach(draw))
 
 // --- Tables: a click on a column head sorts by it, a second click the other way round.
 const order = cell => {
   const text = cell.firstChild?.textContent.trim().replaceAll(",", "") ?? ""
-  const number = cell.className === "number" || (!cell.className && cell.closest(".dense"))
+  const number = cell.classList.contains("number")
   return text.startsWith("10^") ? 10 ** text.slice(3) : number ? parseFloat(text.replace("−", "-")) : NaN
 }
 const compare = (a, b) => {

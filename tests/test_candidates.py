@@ -25,7 +25,7 @@ from offpol_diag.diagnosis.seen import grown
 from offpol_diag.gate import judged, required
 from offpol_diag.number import Number
 from offpol_diag.report import answered
-from offpol_diag.report.charts import cause
+from offpol_diag.report.charts import by_lag
 from offpol_diag.report.gate import junit as render_junit
 from offpol_diag.report.terminal import LINES
 from offpol_diag.result import CandidateCause, Diagnosis, loads
@@ -580,8 +580,8 @@ def test_the_page_and_verbose_text_show_the_command_that_explains_each_candidate
 def test_the_chart_of_the_lag_names_no_stale_weights_that_are_not_established():
     summary = analyze(["sample_data/collapse.parquet"], presets=())
     other = summary.model_copy(update={"diagnosis": UNDECIDED})
-    assert "Stale" in cause(summary).title
-    assert cause(other).title.startswith("At lag 0, K3 is")
+    assert "Stale" in by_lag(summary).title
+    assert by_lag(other).title.startswith("At lag 0, K3 is")
 
 
 def test_the_json_says_for_and_reads_it_back():

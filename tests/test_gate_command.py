@@ -19,7 +19,6 @@ from offpol_diag.errors import GateFileError, UsageError
 from offpol_diag.gate import Name, Tolerance, beyond, read, required
 from offpol_diag.number import Number
 from offpol_diag.presets import catalogue
-from offpol_diag.report.annotations import annotated
 from offpol_diag.report.gate import answer, bound, holds
 from offpol_diag.report.gate import junit as render_junit
 from offpol_diag.report.page import page as render_html
@@ -463,12 +462,7 @@ def test_every_output_has_the_headline_and_marks_what_is_open():
     assert f'message="{said}; the whole 95% interval lies beyond it, from 98%"' in xml
     assert "~ open: f_2: holds values on both sides" in xml
     assert [f"value: {one}" in xml for one in ("96%", "0.96")] == [True, False]
-    notice, error = annotated([OPEN, FALLS_SHORT])
-    assert notice.startswith("::notice title=offpol-diag gate%3A f_2 open::")
-    head, text_of = error.rsplit("::", 1)
-    assert head == "::error title=offpol-diag gate%3A ess_tokens failed"
-    assert text_of.replace("%25", "%") == f"{said}; the whole 95% interval lies beyond it, from 98%"
-    for drawing in (drawn, text, page, xml, notice):
+    for drawing in (drawn, text, page, xml):
         assert "✓ open" not in drawing
 
 
@@ -588,9 +582,6 @@ def test_every_output_shows_the_diagnosis():
     summary = diagnosis("bug")
     summary.gates = [*judge_diagnosis(summary, "bug"), *judge_diagnosis(summary, "cannot_tell")]
 
-    error, _ = annotated(summary.gates)
-    assert error.startswith("::error title=offpol-diag gate%3A diagnosis failed::diagnosis: bug (off_by_one)")
-    assert error.endswith("[1:]")
     first, _ = next(iter(JUnitXml.fromstring(render_junit(summary).encode())))
     assert first.name == "diagnosis not bug"
     assert "fix: Drop the first" in first.result[0].message
@@ -598,8 +589,6 @@ def test_every_output_shows_the_diagnosis():
     page = render_html(summary)
     assert "not cannot tell or worse" in page
     assert "fix: Drop the first" in page
-    unsure = diagnosis(SEVERAL)
-    assert next(annotated(judge_diagnosis(unsure, "bug"))).startswith("::notice")
 
 
 # ---------------------------------------------------------------- GitHub
@@ -617,46 +606,3 @@ def test_a_job_summary_is_appended_to():
     ran = run(*GONE, GITHUB_STEP_SUMMARY="no/such/place.md")  # which changes no verdict
     assert ran.exit_code == 0
     assert "GITHUB_STEP_SUMMARY: no/such/place.md cannot be written" in ran.stderr
-
-
-def test_verdicts_are_annotated_by_their_weight_and_those_beyond_what_github_shows_are_counted():
-    lines = list(annotated(ALL))
-    assert [line.split(" ")[0][2:] for line in lines] == ["error", "notice", "error"]
-    assert lines[0] == "::error title=offpol-diag gate%3A k3 failed::k3 is 0.50, must be ≤ 0.002"
-    assert not any("pearson" in line or "f_5" in line for line in lines)
-
-    lines = list(annotated([FAILED] * 13 + [OPEN] * 10))
-    assert len(lines) == 20
-    assert lines[9].endswith("(3 more like this: see the log)")
-    assert not lines[-1].endswith("see the log)")
-
-
-def test_nothing_in_a_text_ends_an_annotation_or_its_title():
-    nasty = "100%,: ::error::\r\n::stop-commands::x%0A"
-    (line,) = annotated([verdict(name=nasty, passed=False, reason=nasty, value=None)])
-
-    found = re.fullmatch(r"::error title=([^:,\r\n]*)::([^\r\n]*)", line)
-    nasty, read = nasty.replace("\r\n", r"\r\n"), list(found.groups())
-    for code, char in (("%0D", "\r"), ("%0A", "\n"), ("%3A", ":"), ("%2C", ","), ("%25", "%")):
-        read = [text.replace(code, char) for text in read]
-    assert read == [f"offpol-diag gate: {nasty} failed", f"{nasty}: {nasty}"]
-
-
-@pytest.mark.parametrize(
-    ("env", "options", "stream"),
-    [
-        ({"GITHUB_ACTIONS": "true"}, [], "stdout"),
-        ({"GITHUB_ACTIONS": "true"}, ["--json", "-"], "stderr"),
-        ({"GITHUB_ACTIONS": "true", "OFFPOL_DIAG_QUIET": "1"}, [], "stdout"),
-        ({"GITHUB_ACTIONS": "false"}, [], None),
-        ({}, [], None),
-    ],
-)
-def test_a_run_is_annotated_where_github_reads_it_and_no_result_is_spoiled(env, options, stream):
-    ran = run("--max", "k3=1e-9", *options, **env)
-
-    assert ran.exit_code == 1
-    for name, text in {"stdout": ran.stdout, "stderr": ran.stderr}.items():
-        assert text.count("::error title=") == (name == stream)
-    if options:
-        assert loads(ran.stdout, "stdout").gates[0].passed is False

@@ -28,7 +28,6 @@ from offpol_diag.gate import judged, required
 from offpol_diag.number import Number
 from offpol_diag.printable import CONTROLS, printable, printable_json, printable_lines
 from offpol_diag.report import FORMS, render
-from offpol_diag.report.annotations import annotated
 from offpol_diag.report.answer import Answer, Fact, Line, Tile
 from offpol_diag.report.terminal import terminal as drawn_in_terminal
 from offpol_diag.report.tokens import _response
@@ -211,12 +210,6 @@ def test_every_form_of_a_result_is_harmless(form: str) -> None:
 @pytest.mark.parametrize("how", [{}, {"verbose": True}, {"quiet": True}])
 def test_a_result_is_harmless_in_a_terminal(how: dict[str, bool]) -> None:
     harmless(terminal(hostile(), **how))
-
-
-def test_annotations_are_those_of_the_gate_alone() -> None:
-    lines = list(annotated(hostile().gates))
-    assert [line.partition(" ")[0] for line in lines] == ["::error", "::error"]
-    assert all("\n" not in line and "\x1b" not in line for line in lines)
 
 
 NAMES = {

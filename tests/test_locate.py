@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,6 @@ from offpol_diag.diagnosis.rows import Rows
 from offpol_diag.dump.batch import joined
 from offpol_diag.dump.read import open_dump
 from offpol_diag.report import answered
-from offpol_diag.report.charts import pictures
 from offpol_diag.result import loads
 
 ROOT = Path(__file__).parents[1]
@@ -227,12 +227,10 @@ def test_the_place_stands_in_every_form(tools):
     for drawn in (markdown(tools), html(tools)):
         assert "Where the mismatch lives" in drawn
         assert place.measure in drawn
-    assert said in html(tools)
+    assert said in re.sub("<[^>]*>", "", html(tools))
     assert [one.rows[0][0] for one in answered(tools).tables if one.id == "where"] == [
         "after the first tool output"
     ]
-    (chart,) = (one for one in pictures(tools) if one.id == "where")
-    assert [layer.y for layer in chart.panels[0].layers] == [[place.inside], [place.outside]]
     assert loads(tools.model_dump_json(), "result.json").diagnosis.where == [place]
 
 

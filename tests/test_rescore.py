@@ -149,13 +149,8 @@ def test_the_page_draws_the_three_distances(tmp_path, loaded, responses, numbers
     found = report.summary.reference
     sizes = [rounded(one) for one in (found.trainer.distance, found.engine.distance, found.apart)]
     drawn = report.to_html()
-    sides = "trainer to reference {} nats; engine to reference {} nats; trainer to engine {} nats"
-    assert f'aria-label="{sides.format(*sizes)}"' in drawn
-    triangle = drawn[drawn.index('aria-label="trainer to') :].partition("</svg>")[0]
-    assert triangle.count('class="l c4"') == 1  # the trainer is reproduced
-    assert triangle.count('class="l th c2"') == 2
-    assert [f">{one}<" in triangle for one in sizes] == [True] * 3
-    assert sides.format(*sizes) in offpol_diag.doctor(tmp_path / "scored.parquet").to_html()
+    triangle = drawn[drawn.index("Mean |Δ| of a token, nats") :].partition("</pre>")[0]
+    assert [one in triangle for one in sizes] == [True] * 3
 
 
 def test_analyze_and_doctor_of_what_is_written_say_the_same(tmp_path, loaded, responses, numbers):

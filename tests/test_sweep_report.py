@@ -193,4 +193,4 @@ def test_a_sweep_of_one_threshold_goes_nowhere_and_has_no_chart(tmp_path):
     )
     assert [("→" in tile.below) for tile in (*one.tiles[:1], *two.tiles[:1])] == [False, True]
     assert [" it goes from " in found.more for found in (one, two)] == [False, True]
-    assert [[chart.id for chart in found.charts] for found in (one, two)] == [[], ["sweep"]]
+    assert [[chart.name for chart in found.charts] for found in (one, two)] == [[], ["sweep"]]

@@ -14,7 +14,7 @@ from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, doubted, say, written
 from offpol_diag.report import columns
 from offpol_diag.report.answer import Answer, Fact, Line
-from offpol_diag.report.charts import cause, pictures
+from offpol_diag.report.charts import charts
 from offpol_diag.report.diagnosis import (
     approximately,
     candidates,
@@ -58,7 +58,7 @@ def answer(summary: Result) -> Answer:
         over=f"steps {steps[0]} to {steps[-1]}" if steps and any(tile.curve for tile in found) else "",
         heavy=heavy(summary),
         tables=tuple(one for one in _tables(summary) if one.rows),
-        charts=pictures(summary),
+        charts=charts(summary),
         code=(("The configuration, ready to paste", given.config),) if given and given.config else (),
         next=tuple(_commands(summary)),
         further=_explained(summary),
@@ -169,7 +169,6 @@ def _facts(summary: Result) -> Iterator[Fact]:
             f"{sentence(clause)} {found[0]}",
             causes[0].statement,
             lines,
-            chart=cause(summary),
         )
     if advised is not None:
         yield what_to_do(summary, advised, causes)

@@ -9,7 +9,7 @@ from typing import Literal
 from offpol_diag.metrics import Tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import minus, written
-from offpol_diag.report.picture import Picture, Values
+from offpol_diag.report.charts import Chart
 from offpol_diag.table import Table
 
 Mark = Literal["ok", "no", "un", ""]
@@ -33,7 +33,7 @@ class Fact:
         sentence: the finding; where it is empty, the lines are said in its place.
         title: the card's heading; "" where the page has no card for it.
         lines: what it rests on.
-        table, chart: numbers and a chart beside it.
+        table: numbers beside it.
         code: name and text of what is to be pasted.
         spelled: whether the lines are said everywhere, not only where there is room.
         shortened: when a short answer cuts it: "last", as usual, or "first".
@@ -44,7 +44,6 @@ class Fact:
     title: str = ""
     lines: tuple[Line, ...] = ()
     table: Table | None = None
-    chart: Picture | None = None
     code: tuple[tuple[str, str], ...] = ()
     spelled: bool = False
     shortened: Literal["last", "", "first"] = ""
@@ -71,7 +70,7 @@ class Tile:
     interval: str = ""
     below: str = ""
     key: str = ""
-    curve: Values = ()
+    curve: Sequence[float | None] = ()
     unit: str = ""
     doubt: str = ""
     remark: str = ""
@@ -132,7 +131,7 @@ class Answer:
     over: str = ""
     heavy: str = ""
     tables: tuple[Table, ...] = ()
-    charts: tuple[Picture, ...] = ()
+    charts: tuple[Chart, ...] = ()
     code: tuple[tuple[str, str], ...] = ()
     next: tuple[tuple[str, str], ...] = ()
     further: tuple[tuple[str, str], ...] = ()

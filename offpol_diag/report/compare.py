@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from itertools import pairwise, zip_longest
+from itertools import cycle, pairwise, zip_longest
 from pathlib import PurePath
 
 from offpol_diag.metrics import FIRST_GAP, FIRST_PRESET, PAIRS, Tone, title, worse
@@ -13,8 +12,25 @@ from offpol_diag.numerals import count, counted, say, value_or_dash, written
 from offpol_diag.report import columns
 from offpol_diag.report.analyze import cautions, dropped_by_length, of_dump
 from offpol_diag.report.answer import Answer, Fact, Line, Tile, listed
+from offpol_diag.report.charts import (
+    BLUE,
+    COLOURS,
+    LABELS,
+    LOG,
+    ORANGE,
+    SHARE,
+    TEAL,
+    Chart,
+    Panel,
+    Points,
+    chart,
+    curve,
+    k3_panel,
+    level,
+    plain,
+    steps_axis,
+)
 from offpol_diag.report.diagnosis import candidates, cause_details
-from offpol_diag.report.picture import SERIES, Layer, Panel, Picture, Values, at_places
 from offpol_diag.report.tiles import below_0
 from offpol_diag.result import (
     Against,
@@ -27,6 +43,7 @@ from offpol_diag.result import (
     Subset,
     idle,
 )
+from offpol_diag.result.steps import at_steps
 from offpol_diag.table import Cell, Table
 
 Presets = Mapping[str, Numbers]
@@ -349,32 +366,26 @@ def _examples(found: Comparison) -> Table:
 # ---------------------------------------------------------------- charts of presets
 
 
-def _charts(some: Presets, found: Comparison) -> Iterator[Picture]:
+def _charts(some: Presets, found: Comparison) -> Iterator[Chart]:
     names, ess = list(some), [_ess(one) for one in some.values()]
-    share = partial(Panel, names=names, percent=True, y_range=(0, 1.05))
     if len(names) > 1:
-        weighted = [one.get("tokens_weighted", Number()).value for one in some.values()]
-        bars = Layer("", range(len(names)), weighted, "orange", "bars", width=0.7)
-        panels = (
-            share("", "ESS of tokens", (at_places("", ess, "teal", "points"),)),
-            share("", "tokens with a weight", (bars,)),
-        )
+        kept = [one.get("tokens_weighted", Number()) for one in some.values()]
+        traces = curve((names, ess, "ESS of tokens", TEAL), mode="markers")
+        traces += curve((names, kept, "tokens with a weight", ORANGE), mode="markers")
         acting = [at for at, name in enumerate(names) if not idle(some[name])] or [0, -1]
         ends = [f"{names[at]} {value_or_dash(ess[at])}" for at in (acting[0], acting[-1])]
-        finding = f"ESS of tokens runs from {ends[0]} to {ends[1]}"
-        sub = "After the correction, with 95% intervals; a token with a weight may still be truncated."
-        yield Picture("ess", "", finding, sub, panels)
+        said = f"ESS of tokens runs from {ends[0]} to {ends[1]}"
+        yield chart("ess", said, Panel("", "share", traces, LABELS, SHARE))
     apart = {name: found.differences[name].get("ess_tokens") for name in names if name in found.differences}
-    if any(one and one.known for one in apart.values()):
-        sure = sum(
-            one.interval[0] > 0 or one.interval[1] < 0 for one in apart.values() if one and one.interval
-        )
+    known = {name: one for name, one in apart.items() if one and one.known}
+    if known:
+        intervals = [one.interval for one in known.values() if one.interval]
+        sure = sum(low > 0 or high < 0 for low, high in intervals)
         differ = "differs" if sure == 1 else "differ"
-        finding = f"{sure} of {counted(len(apart), 'preset')} {differ} from {found.against} in ESS of tokens"
-        sub = "Both presets on the same bootstrap replicates, with 95% intervals, in percentage points."
-        layer, level = at_places("", [*apart.values()], "blue", "points"), ((0.0, found.against),)
-        panel = Panel("", "difference of ESS", (layer,), names=[*apart], percent=True, levels=level)
-        yield Picture("differences", "", finding, sub, (panel,), telling=sure > 0)
+        said = f"{sure} of {counted(len(apart), 'preset')} {differ} from {found.against} in ESS of tokens"
+        traces = curve(([*known], [*known.values()], "", BLUE), mode="markers")
+        panel = Panel("", f"difference from {found.against}", traces, LABELS, SHARE, [level(0.0)])
+        yield chart("differences", said, panel)
 
 
 # ---------------------------------------------------------------- runs against the first
@@ -609,80 +620,66 @@ def _flat(found: dict[str, object], before: str = "") -> dict[str, str]:
 # ---------------------------------------------------------------- charts of runs
 
 
-def _charts_of_runs(runs: Mapping[str, Result], rows: Rows) -> Iterator[Picture]:
-    for axis in runs["A"].axes:
-        if all(axis in one.axes for one in runs.values()) and (chart := _places(axis, runs)):
-            yield chart
-    for name in runs["A"].histograms:
-        shapes = {run: one.histograms.get(name) for run, one in runs.items()}
-        known = {run: one for run, one in shapes.items() if one and one.counts}
-        if len(known) == len(runs):
-            yield _shapes(name, known, rows)
-
-
-def _places(axis: str, runs: Mapping[str, Result]) -> Picture | None:
-    """Return K3 of all runs at the places that any has, in one chart."""
-    title = runs["A"].axes[axis].title
-    points = [
-        {place.key: place.numbers["k3"] for place in one.at(axis) if "k3" in place.numbers}
-        for one in runs.values()
+def _charts_of_runs(runs: Mapping[str, Result], rows: Rows) -> Iterator[Chart]:
+    """Yield the curves of all runs by step in one chart, and their histograms of Δ in another."""
+    panels = []
+    for name in ("k3", "ess_tokens"):
+        points = {run: _by_step(one, name) for run, one in runs.items()}
+        if all(len(some) > 1 for some in points.values()):
+            axis = steps_axis([step for some in points.values() for step in some])
+            lines: list[Points] = [
+                ([*some], [*some.values()], run * (name == "k3"), colour)
+                for (run, some), colour in zip(points.items(), cycle(COLOURS), strict=False)
+            ]
+            if name == "k3":
+                panels.append(k3_panel("training step", lines, x=axis))
+            else:
+                traces = [trace for line in lines for trace in curve(line)]
+                panels.append(Panel("training step", title(name), traces, axis, SHARE))
+    if panels:
+        yield chart("runs_by_step", _apart(runs), *panels)
+    shapes = {run: one.histograms.get("log_ratio") for run, one in runs.items()}
+    lines = [
+        ([(low + high) / 2 for low, high in pairwise(one.edges)], plain(_density(one)), run, colour)
+        for (run, one), colour in zip(shapes.items(), cycle(COLOURS), strict=False)
+        if one and one.counts
     ]
-    keys = list(dict.fromkeys(key for some in points for key in some))
-    if axis == "step" and all(key.lstrip("-").isdecimal() for key in keys):
-        keys.sort(key=int)
-    if len(keys) < 2 or not all(points):
-        return None
-    said, telling = [], False
-    for run, some in zip([*runs][1:], points[1:], strict=True):
-        pairs = [
-            (points[0][key].interval, some[key].interval) for key in keys if key in points[0] and key in some
-        ]
-        known = [(x, y) for x, y in pairs if x and y]
-        lower, higher = sum(y[1] < x[0] for x, y in known), sum(x[1] < y[0] for x, y in known)
+    if len(lines) == len(runs):
+        said = "The log-ratios Δ of all runs"
+        if off := rows.get("f_2"):
+            each = [f"{value_or_dash(_first(off).a)} of A's tokens"]
+            each += [f"{value_or_dash(one.b)} of {run}'s" for run, one in off.items()]
+            said = f"{listed(each)} are off by more than 2×"
+        traces = [trace for line in lines for trace in curve(line, mode="lines", hoverinfo="skip")]
+        panel = Panel("Δ = log π_train − log π_rollout, nats", "density, 1/nats", traces, {}, LOG)
+        yield chart("runs_histogram", said, panel)
+
+
+def _by_step(run: Result, name: str) -> Mapping[int, Number]:
+    """Return a number of the main pair of policies by training step, rising."""
+    places = {int(one.key): one.numbers for one in at_steps(run) if one.key.lstrip("-").isdecimal()}
+    found = {step: one.get(run.prefix + name, one.get(name)) for step, one in sorted(places.items())}
+    return {step: one for step, one in found.items() if one and one.value is not None}
+
+
+def _apart(runs: Mapping[str, Result]) -> str:
+    """Return at how many of the steps that a run shares with A the intervals of K3 do not overlap."""
+    a, *others = (_by_step(one, "k3") for one in runs.values())
+    said = []
+    for run, b in zip([*runs][1:], others, strict=True):
+        both = [(a[step].interval, b[step].interval) for step in a if step in b]
+        pairs = [(x, y) for x, y in both if x and y]
+        lower, higher = sum(y[1] < x[0] for x, y in pairs), sum(x[1] < y[0] for x, y in pairs)
         side, many = ("below", lower) if lower >= higher else ("above", higher)
-        telling |= bool(many) and len(known) > 1
         if many:
-            said.append(f"K3 of {run} lies {side} A's at {many} of {len(known)} places")
+            said.append(f"K3 of {run} lies {side} A's at {many} of {len(pairs)} steps")
         else:
-            said.append(f"the intervals of A and {run} overlap at all {len(known)} places both have")
-    finding = (
-        f"{'; '.join(said)}, by {title}" if said[0].startswith("K3") else f"K3 by {title}: {'; '.join(said)}"
-    )
-    layers = tuple(
-        at_places(run, [some.get(key) for key in keys], SERIES[i % len(SERIES)])
-        for i, (run, some) in enumerate(zip(runs, points, strict=True))
-    )
-    panel = Panel(title, "K3 KL, nats per token (log)", layers, y_scale="log", names=keys)
-    sub = "With 95% intervals, each of one run alone."
-    return Picture(f"runs-{axis}", "", finding, sub, (panel,), telling=telling)
+            said.append(f"K3 of {run} overlaps A's at all {len(pairs)} steps that both have")
+    return "; ".join(said)
 
 
-def _shapes(name: str, shapes: Mapping[str, Histogram], rows: Rows) -> Picture:
-    """Return the histograms of all runs in one chart."""
-    layers = [
-        Layer(
-            run,
-            [(low + high) / 2 for low, high in pairwise(one.edges)],
-            _density(one),
-            SERIES[i % len(SERIES)],
-        )
-        for i, (run, one) in enumerate(shapes.items())
-    ]
-    a = shapes["A"]
-    off = rows.get(name.replace("log_ratio", "f_2"), {})
-    finding = f"{a.title[:1].upper()}{a.title[1:]}"
-    if off and name.endswith("log_ratio"):
-        pair = a.title.partition(": ")[2] or a.title
-        each = [f"{value_or_dash(_first(off).a)} of A's tokens"]
-        each += [f"{value_or_dash(one.b)} of {run}'s" for run, one in off.items()]
-        finding = f"{listed(each)} are off by more than 2×, {pair}"
-    panel = Panel(f"Δ, {a.unit}", f"density, 1/{a.unit} (log)", layers, y_scale="log")
-    sub = "Share of the tokens in each bin, divided by its width."
-    telling = any(one.differs for one in off.values())
-    return Picture(f"runs-{name}", "", finding, sub, (panel,), telling=telling)
-
-
-def _density(one: Histogram) -> Values:
+def _density(one: Histogram) -> Iterator[float | None]:
+    """Yield the share of the tokens in each bin, divided by its width."""
     whole = sum(one.counts) or 1.0
-    bins = zip(pairwise(one.edges), one.counts, strict=True)
-    return [n / whole / (b - a) or None if b > a else None for (a, b), n in bins]
+    for (low, high), n in zip(pairwise(one.edges), one.counts, strict=True):
+        yield n / whole / (high - low) or None if high > low else None

@@ -17,7 +17,7 @@ from offpol_diag.numerals import FRACTIONS, count, counted, say, say_limit, say_
 from offpol_diag.printable import printable
 from offpol_diag.report.analyze import analysis, of_dump
 from offpol_diag.report.answer import Answer, Fact
-from offpol_diag.report.picture import Layer, Panel, Picture
+from offpol_diag.report.charts import BLUE, SHARE, Chart, Panel, chart, curve, level, of_series, steps_axis
 from offpol_diag.result import GateVerdict, Result
 from offpol_diag.table import Cell, Table
 
@@ -209,7 +209,7 @@ def _beyond(value: float | None, one: GateVerdict) -> bool:
     return value is not None and value != one.limit and (value > one.limit) == (one.bound == "max")
 
 
-def _stepwise(summary: Result, one: GateVerdict) -> Picture | None:
+def _stepwise(summary: Result, one: GateVerdict) -> Chart | None:
     """Return a number by training step against its bound."""
     steps, (step, _, name) = summary.charts.steps, one.name.partition("step:")
     series = steps.series.get(name) if steps and not step else None
@@ -217,21 +217,15 @@ def _stepwise(summary: Result, one: GateVerdict) -> Picture | None:
         return None
     beyond = [at for at, y in zip(steps.first, series.values, strict=True) if _beyond(y, one)]
     wrong = "above" if one.bound == "max" else "below"
-    where = f"at {len(beyond)} of {len(steps.first)} steps"
-    finding = f"{name} lies {wrong} {say_limit(one.limit, series.unit)} {where}"
-    finding += f", first at step {beyond[0]}" if beyond else ""
-    share = series.unit in ("fraction", "share")
-    log = not share and all(y is None or y > 0 for y in series.values)
-    panel = Panel(
-        "training step",
-        name + (" (log)" if log else ""),
-        (Layer("", steps.first, series.values, "blue", low=series.low, high=series.high),),
-        y_scale="log" if log else "linear",
-        percent=share,
-        levels=((one.limit, f"bound {bound(one)}"),),
-    )
-    sub = "Means of each training step, with 95% intervals."
-    return Picture(f"step-{name}-{one.bound}", "", finding, sub, (panel,), telling=bool(beyond))
+    said = f"{name} lies {wrong} {say_limit(one.limit, series.unit)} "
+    said += f"at {len(beyond)} of {len(steps.first)} steps"
+    said += f", first at step {beyond[0]}" if beyond else ""
+    share = series.unit in FRACTIONS
+    axis = SHARE if share else {"type": "log"} if all(y is None or y > 0 for y in series.values) else {}
+    traces = curve((steps.first, of_series(series), "", BLUE))
+    bounds = [level(one.limit, f"bound {bound(one)}")]
+    panel = Panel("training step", name, traces, steps_axis(steps.first), axis, bounds)
+    return chart(re.sub(r"[^\w.]+", "_", f"step_{name}_{one.bound}"), said, panel)
 
 
 # ---------------------------------------------------------------- JUnit

@@ -86,7 +86,7 @@ def _tiles(answer: Answer) -> Iterator[str]:
 
 
 def _charts(answer: Answer) -> Iterator[str]:
-    found = [f"- {escaped(one.title)}" for one in answer.charts if one.telling]
+    found = [f"- {escaped(one.title)}" for one in answer.charts]
     if found:
         yield _folded("What the charts show", "\n".join(found))
 

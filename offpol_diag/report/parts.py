@@ -9,12 +9,11 @@ from itertools import chain
 from typing import Any
 
 from offpol_diag.diagnosis.recorded import observed
-from offpol_diag.metrics import BANDS, METRICS, REGIMES, tone
+from offpol_diag.metrics import BANDS, METRICS, REGIMES
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, rounded, say_value, size
 from offpol_diag.report import columns
 from offpol_diag.report.answer import Answer
-from offpol_diag.report.charts import by_place
 from offpol_diag.report.presets import missing, presets
 from offpol_diag.report.tokens import strips, title
 from offpol_diag.report.tokens import tables as of_tokens
@@ -72,11 +71,11 @@ def parts(summary: Result, answer: Answer) -> Iterator[Part]:
         return
     extra = tuple(one for one in (_meanings(summary), _bands(summary)) if one.rows)
     numbers = tuple(one for one in tables if one.id not in ("steps", "pairs"))
-    yield Part("numbers", "Headline numbers", "Numbers", macro="Tiles", drawn=answer, tables=numbers + extra)
+    yield Part("numbers", "Headline numbers", "Numbers", macro="Tiles", tables=numbers + extra)
     if answer.charts:
-        bands = tuple((tone(one.name), one.name) for one in BANDS["k3"])
-        drawn = (answer.charts, bands, tuple(by_place(summary)))
-        yield Part("charts", "Where the mismatch is", "Charts", macro="Charts", drawn=drawn)
+        yield Part(
+            "charts", "Where the mismatch is", "Charts", macro="Charts", tables=tuple(by_place(summary))
+        )
     if summary.presets:
         every = tuple(one for one in (presets(summary), missing(summary)) if one.rows)
         yield Part("presets", "Every correction on this batch", "Presets", tables=every)
@@ -85,6 +84,20 @@ def parts(summary: Result, answer: Answer) -> Iterator[Part]:
         macro = "Strips" if worst else ""
         yield Part("tokens", title(summary), "Tokens", macro=macro, drawn=worst, tables=of_tokens_)
     yield _data(summary)
+
+
+def by_place(summary: Result) -> Iterator[Table]:
+    """Yield a table of all numbers for each axis."""
+    for axis, found in summary.axes.items():
+        places = summary.at(axis)
+        names = dict.fromkeys(name for place in places for name in place.numbers)
+        rows: list[tuple[Cell, ...]] = [
+            (place.key, place.tokens, place.sequences, *(place.numbers.get(name, Number()) for name in names))
+            for place in places
+        ]
+        more = (f"{count(found.left_out)} more places are not listed.",) if found.left_out else ()
+        header = (found.title, "tokens", "sequences", *names)
+        yield Table(f"by-{axis}", f"All numbers by {found.title}", header, rows, more, shown="page")
 
 
 # ---------------------------------------------------------------- numbers

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import cycle
 
-from offpol_diag.metrics import title
+from offpol_diag.metrics import title as title_of
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, rounded, say_value, value_or_dash, written
 from offpol_diag.presets import catalogue
 from offpol_diag.report.analyze import analysis, of_dump
 from offpol_diag.report.answer import Answer, Fact, Tile
-from offpol_diag.report.picture import SERIES, Panel, Picture, at_places
+from offpol_diag.report.charts import COLOURS, LABELS, SHARE, Chart, Panel, chart, curve, upright
 from offpol_diag.report.tiles import below_0
 from offpol_diag.result import Result, SolvedWindow, Sweep, SweptPoint
 from offpol_diag.table import Cell, Table
@@ -169,7 +170,7 @@ def _tiles(found: Sweep, point: SweptPoint) -> Iterator[Tile]:
             below = " → ".join(value_or_dash(one.numbers.get(name)) for one in ends)
             many = len(found.points) > 1
             yield Tile(
-                title(name),
+                title_of(name),
                 number,
                 below_0(name, number),
                 below=below if many else "",
@@ -178,18 +179,26 @@ def _tiles(found: Sweep, point: SweptPoint) -> Iterator[Tile]:
             )
 
 
-def _charts(found: Sweep) -> Iterator[Picture]:
+def _charts(found: Sweep) -> Iterator[Chart]:
     names = [f"{one.threshold:.9g}" for one in found.points]
-    own = [(float(i), "as it stands") for i, one in enumerate(found.points) if one.own]
-    shares = [name for name in telling(found) if name not in APART]
-    layers = [
-        at_places(title(name), [one.numbers.get(name) for one in found.points], SERIES[i % len(SERIES)])
-        for i, name in enumerate(shares)
+    shares = {
+        name: [one.numbers.get(name, Number()) for one in found.points]
+        for name in telling(found)
+        if name not in APART
+    }
+    known = {name: some for name, some in shares.items() if any(one.value is not None for one in some)}
+    if not known or len(names) < 2:
+        return
+    first, *_ = known
+    seen = [(at, one.value) for at, one in zip(names, known[first], strict=True) if one.value is not None]
+    some = (seen[0], seen[len(seen) // 2], seen[-1])
+    goes = ", ".join(f"{rounded(y, 'share')} at {at}" for at, y in some)
+    title = f"{title_of(first)}: {goes}"
+    traces = [
+        trace
+        for (name, numbers), colour in zip(known.items(), cycle(COLOURS), strict=False)
+        for trace in curve((names, numbers, title_of(name), colour))
     ]
-    if layers and len(names) > 1:
-        known = [(name, y) for name, y in zip(names, layers[0].y, strict=True) if y is not None]
-        some = (known[0], known[len(known) // 2], known[-1])
-        goes = ", ".join(f"{rounded(y, 'share')} at {name}" for name, y in some)
-        axis, finding = f"threshold b of {found.which}", f"{layers[0].name}: {goes}"
-        panel = Panel(axis, "share", layers, names=names, percent=True, y_range=(0, None), uprights=own)
-        yield Picture("sweep", "", finding, "With 95% intervals.", (panel,))
+    own = [upright(i, "as it stands") for i, one in enumerate(found.points) if one.own]
+    across = f"threshold b of {found.which}"
+    yield chart("sweep", title, Panel(across, "share", traces, LABELS, SHARE, own))

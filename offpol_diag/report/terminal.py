@@ -186,7 +186,7 @@ class _Screen:
                 )
                 if few.rows or not cut:
                     self.table(few if cut else table)
-        found = [one.title for one in answer.charts if one.telling] if self.verbose else []
+        found = [one.title for one in answer.charts] if self.verbose else []
         self.blank(bool(found))
         for text in found:
             self.text(f"• {text}", indent=2)
