@@ -333,6 +333,18 @@ def test_differences_to_the_reference_stand_in_a_table_of_their_own_and_equal_on
     assert set(equal.removeprefix("Equal: ").rstrip(".").split(", ")) == alike
 
 
+def test_of_two_presets_the_short_table_has_the_differences_too_and_what_each_drops_has_five_examples():
+    found = api.compare(SAMPLES / "stale.parquet", presets="token_is,seq_mis@2..3", progress=False).summary
+    short, all_of = tables(found)["decisive"], tables(found)
+    both = ("token_is", "seq_mis@2..3")
+    assert short.header == ("number", "better", *both, f"{both[1]} − {both[0]}", "ahead")
+    (drops,) = (one for one in found.comparison.drops if one.tokens.count)
+    assert (drops.dropped_by, drops.kept_by, len(drops.examples)) == (*both[::-1], 5)
+    assert len(all_of["dropped"].rows) == 5
+    counts = {row[0]: row[1] for row in all_of["drops"].rows}
+    assert counts[f"tokens dropped by {both[1]}, kept by {both[0]}"] == drops.tokens.count
+
+
 def test_many_presets_stand_in_rows_and_every_one_of_them_is_there():
     some = make_summary(gates=[])
     able = {name: Row(one, some.preset(name)) for name, one in some.presets.items() if not one.needs}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, pairwise, zip_longest
 from pathlib import PurePath
+from typing import Any
 
 from offpol_diag.metrics import FIRST_GAP, FIRST_PRESET, PAIRS, Tone, title, worse
 from offpol_diag.number import Number, Numbers
@@ -59,6 +60,8 @@ DECISIVE = (
 """Numbers of presets that decide between them, the most important first."""
 FEW = ("ess_tokens", "ess_sequences", "tokens_weighted", "truncated_high", "weight_max")
 """Those that stand in a table with a row per preset."""
+BESIDE = 2
+"""Presets whose differences from the reference stand in the short table, too."""
 ACROSS, MOST_ROWS, FEW_ROWS, MOST_DRAWN, TILES = 8, 24, 8, 12, 8
 """Presets shown as columns; rows of the short tables of presets, of runs; presets in a chart; tiles."""
 ABSENT = Number(unknown="not computed for this preset")
@@ -206,57 +209,53 @@ def _tile(name: str, one: Numbers, best: str, found: Comparison) -> Tile:
 def _tables(
     summary: Result, able: Presets, by_ess: Sequence[str], found: Comparison, ranked: bool
 ) -> Iterator[Table]:
-    """Yield the numbers that decide, all numbers, the paired differences, and what each drops."""
+    """Yield the numbers that decide, all numbers, the paired differences, and what each preset drops."""
     names = [name for name in FIRST_PRESET if any(name in one for one in able.values())]
     names += dict.fromkeys(name for one in able.values() for name in one if name not in names)
     known = [name for name in names if any(one.get(name, ABSENT).known for one in able.values())]
     unknown = [name for name in names if name not in known]
     others = [name for name in able if name in found.differences]
-    many = len(able) > ACROSS
-    if many:
-        yield _by_preset(able, by_ess)
-    else:
-        methods = tuple(f"{name}: {summary.presets[name].method}" for name in able)
-        decisive = [name for name in DECISIVE if name in known]
-        yield _by_number("decisive", "", decisive, able, found, ranked, methods)
     notes: tuple[str, ...] = (BETTER if ranked else UNRANKED,) if others else ()
     notes += (f"Cannot be known from this dump: {', '.join(unknown)}.",) if unknown else ()
-    if many:
-        rows: list[tuple[Cell, ...]] = [
-            (name, *(one.get(key, ABSENT) for key in known)) for name, one in able.items()
-        ]
+    rows: list[tuple[Cell, ...]]
+    if len(able) > ACROSS:
+        yield _by_preset(able, by_ess)
+        rows = [(name, *(one.get(key, ABSENT) for key in known)) for name, one in able.items()]
         yield Table("comparison", "Every number", ("preset", *known), rows, notes, shown="page")
-    else:
-        yield _by_number("comparison", "Every number", known, able, found, ranked, notes, shown="more")
-    yield from _differences(known, others, found, many)
-    if not many and found.drops and found.all_tokens and found.all_sequences:
+        yield dropped_by_length(summary, able)
+        return
+
+    def table(name: str, caption: str, chosen: Sequence[str], beside: Sequence[str], **more: Any) -> Table:
+        """Return a row for each number: of each preset, less that of the reference, and which is better."""
+        lines = [
+            (
+                key,
+                worse(key).better,
+                *(one.get(key, ABSENT) for one in able.values()),
+                *(found.differences[one].get(key) for one in beside),
+                *((found.better.get(key, "–"),) if ranked else ()),
+            )
+            for key in chosen
+        ]
+        less = (f"{one} − {found.against}" for one in beside)
+        header = ("number", "better", *able, *less, *(("ahead",) if ranked else ()))
+        return Table(name, caption, header, lines, **more)
+
+    methods = tuple(f"{name}: {summary.presets[name].method}" for name in able)
+    decisive, few = [name for name in DECISIVE if name in known], others if len(others) <= BESIDE else ()
+    yield table("decisive", "", decisive, few, notes=methods)
+    yield table("comparison", "Every number", known, (), notes=notes, shown="more")
+    rows = [(metric, *(found.differences[name].get(metric) for name in others)) for metric in known]
+    alike = [metric for metric, *cells in rows if all(isinstance(x, Number) and x.value == 0 for x in cells)]
+    equal = (f"Equal: {', '.join(map(str, alike))}.",) if alike else ()
+    header = ("number", *(f"{name} − {found.against}" for name in others))
+    caption = f"Differences from {found.against}, paired by bootstrap replicate"
+    lines = [row for row in rows if row[0] not in alike and others]
+    yield Table("differences", caption, header, lines, (PAIRED, *equal), shown="more")
+    if found.drops and found.all_tokens and found.all_sequences:
         yield _kinds(found, found.all_tokens, found.all_sequences)
         yield _examples(found)
     yield dropped_by_length(summary, able)
-
-
-def _by_number(
-    name: str,
-    caption: str,
-    names: Sequence[str],
-    able: Presets,
-    found: Comparison,
-    ranked: bool,
-    notes: tuple[str, ...],
-    shown: str = "always",
-) -> Table:
-    """Return a row for each number, with its direction, and a column for each preset."""
-    rows = [
-        (
-            key,
-            worse(key).better,
-            *(one.get(key, ABSENT) for one in able.values()),
-            *((found.better.get(key, "–"),) if ranked else ()),
-        )
-        for key in names
-    ]
-    header = ("number", "better", *able, *(("ahead",) if ranked else ()))
-    return Table(name, caption, header, rows, notes, shown=shown)  # type: ignore[arg-type]
 
 
 def _by_preset(able: Presets, by_ess: Sequence[str]) -> Table:
@@ -280,21 +279,6 @@ def _by_preset(able: Presets, by_ess: Sequence[str]) -> Table:
     left = (f"{count(len(lines) - MOST_ROWS)} more rows: --json.",) if len(lines) > MOST_ROWS else ()
     shown = lines if not left else [*lines[: MOST_ROWS - 1], lines[-1]]
     return Table("decisive", "", ("preset", *names), shown, (*notes, *left))
-
-
-def _differences(
-    known: Sequence[str], others: Sequence[str], found: Comparison, many: bool
-) -> Iterator[Table]:
-    """Yield each preset's difference from the reference; numbers equal for all are omitted and listed."""
-    rows = {metric: [found.differences[name].get(metric) for name in others] for metric in known}
-    alike = [metric for metric, cells in rows.items() if all(one and one.value == 0 for one in cells)]
-    lines = [(metric, *cells) for metric, cells in rows.items() if metric not in alike]
-    if not others or not lines:
-        return
-    equal = (f"Equal: {', '.join(alike)}.",) if alike else ()
-    caption = f"Differences from {found.against}, paired by bootstrap replicate"
-    header = ("number", *(f"{name} − {found.against}" for name in others))
-    yield Table("differences", caption, header, lines, (PAIRED, *equal), shown="page" if many else "more")
 
 
 # ---------------------------------------------------------------- what one drops and another keeps
@@ -359,7 +343,7 @@ def _examples(found: Comparison) -> Table:
     where = ("sequence", "dropped by", "kept by", "step", "length")
     header = (*where, "tokens lost", "ΣΔ, nats", "reward")
     caption = "Sequences that lose tokens to one preset only, the largest |ΣΔ| first"
-    table = Table("dropped", caption, header, rows, shown="page")
+    table = Table("dropped", caption, header, rows, shown="more")
     return table.without(table.empty)
 
 
