@@ -96,7 +96,6 @@ def test_shares_of_tokens_and_k3_off_by_a_factor_of_2_and_likely_for_one_side_al
         (found.less, [x for x in seen.tokens if x["d"] < far]),
         (found.more, [x for x in seen.tokens if x["d"] >= -far]),
         (found.lost, [x for x in seen.tokens if x["q"] > near and x["p"] < far]),
-        (found.found, [x for x in seen.tokens if x["p"] > near and x["q"] < far]),
     ):
         assert corner.tokens == len(inside) > 0
         assert corner.share == pytest.approx(len(inside) / len(seen.tokens), **CLOSE)
@@ -142,23 +141,6 @@ def test_token_thresholds(seen, found):
         assert ess == pytest.approx(mean(w) ** 2 / mean(x * x for x in w), **CLOSE)
         assert truncated == sum(one["d"] >= math.log(b) for one in seen.tokens) / n
         assert kept == sum(-math.log(b) <= one["d"] < math.log(b) for one in seen.tokens) / n
-
-
-def test_sequence_thresholds(seen, found):
-    curve = found.sequence_thresholds
-    rows = [(math.fsum(x["d"] for x in few), len(few)) for few in seen.of_row.values()]
-    tokens = sum(n for _, n in rows)
-    for at, b in enumerate(curve.b):
-        log = math.log(b)
-        inside = {
-            "geometric": [n for total, n in rows if -log <= total / n < log],
-            "product": [n for total, n in rows if -log <= total < log],
-        }
-        for name, few in inside.items():
-            assert getattr(curve, f"kept_{name}")[at] == pytest.approx(sum(few) / tokens, **CLOSE)
-        w = [(min(math.exp(min(total, 99.0)), b), n) for total, n in rows]
-        ess = math.fsum(x * n for x, n in w) ** 2 / (tokens * math.fsum(x * x * n for x, n in w))
-        assert curve.ess_tokens[at] == pytest.approx(ess, **CLOSE)
 
 
 # ---------------------------------------------------------------- by step, position, length
@@ -253,25 +235,6 @@ def test_tail_points_are_the_largest_weights_and_the_fit_runs_through_them(seen,
         assert log == pytest.approx(math.log(want), rel=1e-9)
 
 
-def test_token_ids_by_their_share_of_k3(seen, found):
-    own = defaultdict(list)
-    for one in seen.tokens:
-        own[one["id"]].append(one)
-    sums = {token: math.fsum(x["k3"] for x in few) for token, few in own.items()}
-    worst = sorted(sums, key=lambda token: -sums[token])
-    types = found.token_types
-    assert types.distinct == len(own)
-    assert [x.token_id for x in types.worst] == worst[:20]
-    for one in types.worst:
-        few = own[one.token_id]
-        assert one.tokens == len(few)
-        assert one.k3_share == pytest.approx(sums[one.token_id] / seen.k3, **CLOSE)
-        assert one.k3 == pytest.approx(sums[one.token_id] / len(few), **CLOSE)
-        assert one.mean_log_ratio == pytest.approx(mean(x["d"] for x in few), **CLOSE)
-    least = next(n for n in range(1, 99) if math.fsum(sums[x] for x in worst[:n]) >= seen.k3 / 2)
-    assert types.half == least
-
-
 def test_evidence_by_lag(seen, found):
     k3 = [mean(x["k3"] for x in seen.tokens if x["step"] == step) for step in range(4)]
     lag = found.lag
@@ -350,7 +313,7 @@ def test_a_dump_without_optional_columns_has_the_other_charts(tmp_path):
     rows = [{name: row[name] for name in names} for row in rows_of(0.3, 2, 60)]
     found = analyze([oracles.write(rows, tmp_path / "a.parquet")], presets=()).charts
 
-    assert found.steps is found.lag is found.token_types is None
+    assert found.steps is found.lag is None
     assert found.positions.early is None
     assert found.tails
 

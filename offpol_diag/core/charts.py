@@ -42,26 +42,14 @@ THRESHOLDS = (
     *(200.0, 500.0, 1000.0),
 )
 """Thresholds b of rules on tokens; all are at least the 1.1 from which on `Terms.far` looks at tokens."""
-SEQUENCE_THRESHOLDS = (
-    *(1 + x * 10.0**power for power in range(-4, 3) for x in (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)),
-    1001.0,
-)
-"""Thresholds b of rules on sequences."""
 LIKELY, UNLIKELY = 0.9, 0.5
-"""A token is in a corner if one policy gives it more than the first and the other less than the second."""
-MOST_IDS = 1 << 19
-"""Token ids from here on, and negative ones, are counted together."""
+"""A token is lost if the rollout gives it more than the first and the trainer less than the second."""
 LENGTH_BINS = 256
 """Eight bins to an octave: lengths below 12 have bins of their own, longer ones are binned to 9%."""
 
 
-def _both_ways(thresholds: Sequence[float]) -> Array:
-    """Return the logarithms of 1/b and b, rising."""
-    logs = np.log(thresholds)
-    return np.concatenate((-logs[::-1], logs))
-
-
-EDGES, SEQUENCE_EDGES = _both_ways(THRESHOLDS), _both_ways(SEQUENCE_THRESHOLDS)
+EDGES = np.concatenate((-np.log(THRESHOLDS[::-1]), np.log(THRESHOLDS)))
+"""Logarithms of 1/b and b, rising."""
 _SHIFT = np.uint64(tails.SHIFT)
 
 
@@ -110,13 +98,11 @@ def observe(
         rejected: `PRESET|kept`, tokens that presets keep of each sequence, [S].
         buckets: what sums are kept apart for, [S].
     """
-    batch, total = terms.batch, columns[f"{drifts[0].prefix}d"]
+    batch = terms.batch
     lags = batch.scalars.get("policy_lag", ())
     synced = np.repeat(np.array([lag == 0 for lag in lags], np.int16), batch.lengths if lags else 0)
-    counts = _binned(terms, synced) | _between(terms) | _by_sequence(batch.lengths, total)
+    counts = _binned(terms, synced) | _between(terms) | {"lengths": _lengths(batch.lengths)}
     tables = _by_step(terms, {**_of_steps(terms, drifts, columns), **rejected}, buckets)
-    if batch.token_ids is not None:
-        tables["token_ids"] = _by_id(batch.token_ids, terms)
     return State(tables=tables, counts=counts)
 
 
@@ -140,11 +126,10 @@ def _binned(terms: Terms, synced: Array) -> dict[str, Array]:
 
 
 def _between(terms: Terms) -> dict[str, Array]:
-    """Sum between edges of Δ, and in the corners.
+    """Sum between edges of Δ, and in the corner of tokens that only the rollout holds likely.
 
     Returns:
-        between, tokens, Σ(r − 1), Σ(r − 1)² and ΣK3 between `EDGES`, [4, E+1]; corners, tokens and ΣK3 that
-        the rollout, or the trainer, alone holds likely, [2, 2].
+        between, tokens, Σ(r − 1), Σ(r − 1)² and ΣK3 between `EDGES`, [4, E+1]; corner, tokens and ΣK3, [2].
     """
     far, r1, k3 = terms.far, terms.r1, terms.k3
     near = np.ones_like(r1)
@@ -157,37 +142,14 @@ def _between(terms: Terms) -> dict[str, Array]:
     for row, x in zip(between, (np.ones_like(r1), r1, r1 * r1, k3), strict=True):
         row += np.bincount(at, x, len(row))
     high, low = math.log(LIKELY), math.log(UNLIKELY)
-    corners = [(here.sum(), k3[here].sum()) for here in ((q > high) & (p < low), (q < low) & (p > high))]
-    return {"between": between, "corners": np.array(corners, np.float64)}
+    lost = (q > high) & (p < low)
+    return {"between": between, "corner": np.array([lost.sum(), k3[lost].sum()], np.float64)}
 
 
-def _by_sequence(lengths: Array, total: Array) -> dict[str, Array]:
-    """Sum sequences by ΣΔ, by mean Δ and by length.
-
-    Returns:
-        by_sum, tokens of the sequences whose ΣΔ lies between `SEQUENCE_EDGES`, and w = ∏r and w² times their
-        tokens, these only up to the last edge, [3, E+1]; by_mean, tokens by mean Δ, [E+1]; lengths,
-        sequences with a token by length bin.
-    """
-    n, last, size = lengths.astype(np.float64), SEQUENCE_EDGES[-1], len(SEQUENCE_EDGES) + 1
-    w = np.exp(np.minimum(total, last)) * (total < last)
-    both = total, total / np.maximum(n, 1)
-    at, of_mean = (np.searchsorted(SEQUENCE_EDGES, x, side="right") for x in both)
-    return {
-        "by_sum": np.stack([np.bincount(at, x, size) for x in (n, n * w, n * w * w)]),
-        "by_mean": np.bincount(of_mean, n, size),
-        "lengths": np.bincount((8 * np.log2(np.maximum(n, 1))).astype(np.int64), n > 0, LENGTH_BINS),
-    }
-
-
-def _by_id(ids: Array, terms: Terms) -> Table:
-    """Sum tokens, K3 and Δ by token id."""
-    ids = np.where((ids < 0) | (ids > MOST_IDS), MOST_IDS, ids)
-    many = np.bincount(ids)
-    at = np.flatnonzero(many)
-    sums = {"tokens": many.astype(np.float64), "k3": np.bincount(ids, terms.k3)}
-    sums["d"] = np.bincount(ids, terms.delta)
-    return Table.of({name: x[at] for name, x in sums.items()}, np.zeros(len(at), np.uint64), at)
+def _lengths(lengths: Array) -> Array:
+    """Count sequences with a token by length bin."""
+    n = lengths.astype(np.float64)
+    return np.bincount((8 * np.log2(np.maximum(n, 1))).astype(np.int64), n > 0, LENGTH_BINS)
 
 
 # ---------------------------------------------------------------- by step
@@ -315,28 +277,19 @@ def charts_of(drawn: Drawn) -> shown.Charts:
     under, over = np.searchsorted(EDGES, (-math.log(2), math.log(2))) + 1  # the first bins from r = ½, and 2
     density = counts["density"].astype(np.int64).reshape(BINS, BINS)
     above, of_tokens = _thresholds(THRESHOLDS, np.stack((tokens, tokens + r1, tokens + 2 * r1 + r11)))
-    _, of_sequences = _thresholds(SEQUENCE_THRESHOLDS, counts["by_sum"])
     return shown.Charts(
         crossings=crossings,
         steps=steps,
         less=drawn.corner(tokens[:under].sum(), k3[:under].sum()),
         more=drawn.corner(tokens[over:].sum(), k3[over:].sum()),
         density=shown.Density(edges=[0.0, *map(math.exp, DENSITY_LOGS), 1.0], counts=density.tolist()),
-        lost=drawn.corner(*counts["corners"][0]),
-        found=drawn.corner(*counts["corners"][1]),
+        lost=drawn.corner(*counts["corner"]),
         noise=_noise(drawn),
         positions=positions(drawn, crossings),
         token_thresholds=shown.TokenThresholds(
             b=list(THRESHOLDS), ess_tokens=of_tokens, truncated=above.tolist(), kept=_within(tokens)
         ),
-        sequence_thresholds=shown.SequenceThresholds(
-            b=list(SEQUENCE_THRESHOLDS),
-            kept_geometric=_within(counts["by_mean"]),
-            kept_product=_within(counts["by_sum"][0]),
-            ess_tokens=of_sequences,
-        ),
         tails=_tails(drawn),
-        token_types=_token_types(drawn),
         lag=_lag_evidence(drawn, steps),
     )
 
@@ -501,12 +454,11 @@ def positions(drawn: Drawn, crossings: Sequence[shown.Crossing]) -> shown.Positi
     result = shown.Positions(labels=list(labels), every=every)
     if len(groups) < 2:
         return result
-    at, why = (len(groups) + 1) // 2, "first and second half of the steps"
+    at = (len(groups) + 1) // 2
     if crossings and crossings[-1].step > groups[0].first:
         at = [group.first for group in groups].index(crossings[-1].step)
-        why = f"K3 passes {crossings[-1].bound:g} at step {crossings[-1].step}"
     early, late = (_of_groups(drawn, some, len(labels)) for some in (groups[:at], groups[at:]))
-    return result.model_copy(update={"early": early, "late": late, "split": why})
+    return result.model_copy(update={"early": early, "late": late})
 
 
 def _of_groups(drawn: Drawn, groups: Sequence[Group], many: int) -> shown.PositionSteps:
@@ -524,12 +476,10 @@ def _of_groups(drawn: Drawn, groups: Sequence[Group], many: int) -> shown.Positi
     )
 
 
-# ---------------------------------------------------------------- tails, lengths, token ids
+# ---------------------------------------------------------------- tails, lengths
 
 POINTS = 60
 """Most points of a tail."""
-TYPES = 20
-"""Most token ids listed."""
 
 
 def _tails(drawn: Drawn) -> dict[str, shown.ParetoTail]:
@@ -558,8 +508,7 @@ def _tails(drawn: Drawn) -> dict[str, shown.ParetoTail]:
 
 
 def lengths(drawn: Drawn) -> shown.Lengths:
-    """Read out sequence weights by length, with k̂ of each, the median length and the log-normal rule."""
-    k3 = drawn.result.whole[f"{drawn.prefix}k3"].value
+    """Read out sequence weights by length, with k̂ of each, and the median length."""
     curve = breakdowns.curve(drawn.state, drawn.reader, drawn.seed)
     tops = zip(curve, drawn.state.largest[breakdowns.PREFIXES], strict=False)
     starts = [math.ceil(2 ** (at / 8) - 1e-9) for at in range(LENGTH_BINS + 1)]
@@ -569,31 +518,7 @@ def lengths(drawn: Drawn) -> shown.Lengths:
         longest=breakdowns.longest(curve),
         curve=[at._replace(khat=_khat(at.sequences, top)) for at, top in tops],
         median=None if median is None else round(median),
-        log_normal=_finite(math.log(10) / (2 * k3)) if k3 else None,
     )
-
-
-def _token_types(drawn: Drawn) -> shown.TokenTypes | None:
-    """Read the token ids that carry the largest share of K3."""
-    table = drawn.state.tables.get("token_ids")
-    if table is None or not len(table.places):
-        return None
-    n, k3, delta = (table.named(table.values)[name] for name in ("tokens", "k3", "d"))
-    total, order = float(k3.sum()), np.argsort(-k3, kind="stable")
-    worst = [
-        shown.TokenType(
-            token_id=int(table.places[at]),
-            tokens=round(n[at]),
-            share=float(n[at] / n.sum()),
-            k3_share=_share(float(k3[at]), total),
-            k3=float(k3[at] / n[at]),
-            mean_log_ratio=float(delta[at] / n[at]),
-        )
-        for at in order[:TYPES].tolist()
-        if math.isfinite(k3[at]) and math.isfinite(delta[at])
-    ]
-    half = int((np.cumsum(k3[order]) < total / 2).sum()) + 1 if 0 < total < math.inf else None
-    return shown.TokenTypes(distinct=len(table.places), half=half, worst=worst)
 
 
 # ---------------------------------------------------------------- the cause

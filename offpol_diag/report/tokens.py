@@ -1,4 +1,4 @@
-"""The worst responses token by token, the worst tokens, and the token ids that carry the mismatch."""
+"""The worst responses token by token, and the worst tokens."""
 
 from __future__ import annotations
 
@@ -65,10 +65,8 @@ def strips(summary: Result) -> Strips | None:
 
 
 def tables(summary: Result) -> Iterator[Table]:
-    """Yield the token ids that carry the mismatch, the worst sequences and the worst tokens."""
+    """Yield the worst sequences and the worst tokens."""
     texts, worst = summary.charts.token_texts, summary.worst
-    if types := _types(summary):
-        yield types
     caption = f"{counted(len(worst.sequences), 'sequence')} with the largest mean K3"
     yield _told(Table("worst-sequences", caption, SEQUENCES, [*map(_sequence, worst.sequences)]))
     caption = f"{counted(len(worst.tokens), 'token')} with the largest |Δ|, in context"
@@ -124,25 +122,6 @@ def shade(delta: float) -> str:
 
 
 # ---------------------------------------------------------------- tables
-
-
-def _types(summary: Result) -> Table | None:
-    """Return the token ids by their share of K3."""
-    found = summary.charts.token_types
-    if not found:
-        return None
-    half = f"{found.half} of {found.distinct} token ids carry half of K3"
-    rows: list[tuple[Cell, ...]] = [
-        (
-            token_name(one.token_id, summary.charts.token_texts),
-            one.tokens,
-            *(Number(value=share, unit="share") for share in (one.share, one.k3_share)),
-            *(Number(value=mean) for mean in (one.k3, one.mean_log_ratio)),
-        )
-        for one in found.worst
-    ]
-    header = ("token id", "tokens", "share of tokens", "share of K3", "mean K3, nats", "mean Δ, nats")
-    return Table("types", half if found.half else "Token ids by share of K3", header, rows, shown="page")
 
 
 def _sequence(one: WorstSequence) -> tuple[Cell, ...]:

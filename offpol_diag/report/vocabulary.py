@@ -35,10 +35,9 @@ def with_texts(summary: Result, path: Path | None) -> Result:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         what = f"--tokenizer: cannot read {printable(str(path))}: {printable(str(reason))}"
         raise UsageError(what, "give the tokenizer.json beside the model's weights") from None
-    worst, types = summary.worst, summary.charts.token_types
+    worst = summary.worst
     ids = {one for row in (*worst.sequences, *worst.typical) for one in row.token_ids}
     ids |= {token.token_id for token in worst.tokens if token.token_id is not None}
-    ids |= {token.token_id for token in (types.worst if types else ())}
     texts = {}
     for one in sorted(one for one in ids if 0 <= one < 1 << 32):
         text = tokenizer.decode([one], skip_special_tokens=False)

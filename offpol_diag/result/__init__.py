@@ -13,11 +13,8 @@ from offpol_diag.result.charts import (
     ParetoTail,
     Positions,
     PositionSteps,
-    SequenceThresholds,
     Series,
     TokenThresholds,
-    TokenType,
-    TokenTypes,
 )
 from offpol_diag.result.compared import (
     Comparison,
@@ -109,7 +106,6 @@ __all__ = [
     "Reference",
     "Result",
     "Run",
-    "SequenceThresholds",
     "Series",
     "Side",
     "Skipped",
@@ -119,8 +115,6 @@ __all__ = [
     "SweptPoint",
     "Token",
     "TokenThresholds",
-    "TokenType",
-    "TokenTypes",
     "Worst",
     "WorstSequence",
     "WorstToken",

@@ -34,7 +34,6 @@ class Lengths(Model):
         [], description="at increasing T, up to the length that 50 responses reach"
     )
     median: Whole | None = Field(None, description="median length of a response, tokens, to 9%")
-    log_normal: float | None = Field(None, description="tokens up to which e^(−2·K3·T) is above 10%")
 
 
 class Series(Points):
@@ -125,7 +124,6 @@ class Positions(Model):
     every: PositionSteps
     early: PositionSteps | None = Field(None, description="null: one step, or none known")
     late: PositionSteps | None = None
-    split: str = Field("", description="why it is cut there, e.g. 'K3 passes 0.1 at step 4'")
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -144,15 +142,6 @@ class TokenThresholds(Points):
     kept: list[float] = Field(description="share of tokens with 1/b ≤ r < b")
 
 
-class SequenceThresholds(Points):
-    """Rules on whole sequences at many thresholds b; w = ∏r of a sequence, g its geometric mean; [N] each."""
-
-    b: list[float]
-    kept_geometric: list[float] = Field(description="tokens in sequences with 1/b ≤ g < b, share of tokens")
-    kept_product: list[float] = Field(description="tokens in sequences with 1/b ≤ w < b, share of tokens")
-    ess_tokens: list[float | None] = Field(description="of min(w, b), every token weighed by its sequence")
-
-
 class ParetoTail(Points):
     """The largest importance weights, and the generalised Pareto distribution fitted to them."""
 
@@ -162,27 +151,6 @@ class ParetoTail(Points):
     rank: list[Whole] = Field(description="1 is the largest weight; at most 60 ranks, dense at the top")
     log_weight: list[float] = Field(description="the weight of that rank, as logged, nats")
     log_fitted: list[float | None] = Field(description="by the fit to M weights: quantile 1 − (rank − ½)/M")
-
-
-class TokenType(NamedTuple):
-    """All tokens with one id: their share, that of the sum of K3, mean K3 and mean Δ in nats."""
-
-    token_id: int
-    tokens: int
-    share: float
-    k3_share: float | None
-    k3: float
-    mean_log_ratio: float
-
-
-class TokenTypes(Model):
-    """Token ids by their share of K3."""
-
-    distinct: Whole = Field(description="ids seen; those from 2^19 on count as one")
-    half: Whole | None = Field(description="fewest ids that carry half of K3 together")
-    worst: Annotated[list[TokenType], Columns(TokenType)] = Field(
-        [], description="at most 20, the largest share of K3 first"
-    )
 
 
 class LagEvidence(Model):
@@ -221,12 +189,9 @@ class Charts(Model):
     more: Corner | None = Field(None, description="r of at least 2: more likely under the trainer")
     density: Density | None = None
     lost: Corner | None = Field(None, description="π_rollout above 0.9, π_train below 0.5")
-    found: Corner | None = Field(None, description="the mirror image: π_rollout below 0.5, π_train above 0.9")
     noise: Noise | None = None
     positions: Positions | None = None
     token_thresholds: TokenThresholds | None = None
-    sequence_thresholds: SequenceThresholds | None = None
     tails: dict[str, ParetoTail] = Field({}, description="tokens, sequences; total. before without π_old")
-    token_types: TokenTypes | None = None
     token_texts: dict[str, str] = Field({}, description="token id → text, white space visible; --tokenizer")
     lag: LagEvidence | None = None
