@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from offpol_diag.dump.read import Dump
     from offpol_diag.presets import Preset
     from offpol_diag.presets.catalogue import Catalogue
-    from offpol_diag.report.charts import Chart
+    from offpol_diag.report.plot import Chart
 
     File = str | Path
     OnePreset = str | Preset

@@ -15,7 +15,7 @@ import offpol_diag
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics import BANDS
 from offpol_diag.number import Number
-from offpol_diag.report.charts import (
+from offpol_diag.report.plot import (
     BLUE,
     COLOURS,
     LABELS,

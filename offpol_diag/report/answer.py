@@ -9,7 +9,7 @@ from typing import Literal
 from offpol_diag.metrics import Tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import minus, written
-from offpol_diag.report.charts import Chart
+from offpol_diag.report.plot import Chart
 from offpol_diag.table import Table
 
 Mark = Literal["ok", "no", "un", ""]

@@ -13,7 +13,8 @@ from offpol_diag.numerals import count, counted, say, value_or_dash, written
 from offpol_diag.report import columns
 from offpol_diag.report.analyze import cautions, dropped_by_length, of_dump
 from offpol_diag.report.answer import Answer, Fact, Line, Tile, listed
-from offpol_diag.report.charts import (
+from offpol_diag.report.diagnosis import candidates, cause_details
+from offpol_diag.report.plot import (
     BLUE,
     COLOURS,
     LABELS,
@@ -31,7 +32,6 @@ from offpol_diag.report.charts import (
     plain,
     steps_axis,
 )
-from offpol_diag.report.diagnosis import candidates, cause_details
 from offpol_diag.report.tiles import below_0
 from offpol_diag.result import (
     Against,

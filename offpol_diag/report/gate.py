@@ -17,7 +17,7 @@ from offpol_diag.numerals import FRACTIONS, count, counted, say, say_limit, say_
 from offpol_diag.printable import printable
 from offpol_diag.report.analyze import analysis, of_dump
 from offpol_diag.report.answer import Answer, Fact
-from offpol_diag.report.charts import BLUE, SHARE, Chart, Panel, chart, curve, level, of_series, steps_axis
+from offpol_diag.report.plot import BLUE, SHARE, Chart, Panel, chart, curve, level, of_series, steps_axis
 from offpol_diag.result import GateVerdict, Result
 from offpol_diag.table import Cell, Table
 

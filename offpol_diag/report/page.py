@@ -22,9 +22,9 @@ from offpol_diag.numerals import minus, rounded
 from offpol_diag.report import answered
 from offpol_diag.report.answer import Answer
 from offpol_diag.report.cells import footnotes, shown
-from offpol_diag.report.charts import TEMPLATES, look
 from offpol_diag.report.compare import named
 from offpol_diag.report.parts import Part, parts
+from offpol_diag.report.plot import TEMPLATES, look
 from offpol_diag.report.remedy import forms
 from offpol_diag.result import Result
 from offpol_diag.result.steps import in_sync

@@ -12,7 +12,7 @@ from offpol_diag.numerals import count, rounded, say_value, value_or_dash, writt
 from offpol_diag.presets import catalogue
 from offpol_diag.report.analyze import analysis, of_dump
 from offpol_diag.report.answer import Answer, Fact, Tile
-from offpol_diag.report.charts import COLOURS, LABELS, SHARE, Chart, Panel, chart, curve, upright
+from offpol_diag.report.plot import COLOURS, LABELS, SHARE, Chart, Panel, chart, curve, upright
 from offpol_diag.report.tiles import below_0
 from offpol_diag.result import Result, SolvedWindow, Sweep, SweptPoint
 from offpol_diag.table import Cell, Table
