@@ -1,4 +1,4 @@
-"""Policy losses against a trainer's: their values, clips and denominators."""
+"""Policy losses against the textbook: their values, clips and denominators."""
 
 from __future__ import annotations
 
@@ -8,97 +8,141 @@ from typing import get_args
 
 import pytest
 
+from offpol_diag.core.observe import analyze
 from offpol_diag.core.steps import weighted
-from offpol_diag.presets import Clip, Loss, Veto
-from tests.softmax import (
-    AGGREGATIONS,
-    BAND,
-    CASES,
-    FAR,
-    GEOMETRIC,
-    NEAR,
-    RAW,
-    SEQUENCE,
-    TOKEN,
-    numbers,
-    preset,
-    tokens,
-    trained,
-    world,
-)
+from offpol_diag.presets import Clip, Loss, Preset, Reject, Veto, Weight
+from tests import oracles
 
 LOSSES = get_args(Loss)
+TIGHT = Clip(0.1, 0.15, 1.3)  # so that every branch is taken often
+TOKEN, SEQUENCE, RAW = Weight("token", upper=1.4), Weight("sum", upper=2.0), Weight("token", "none")
+BAND, GEOMETRIC = Reject("ratio", "token", 0.6, 1.7), Reject("ratio", "mean", 0.8, 1.25)
+
+
+def preset(name, loss, **given):
+    return Preset(name, "", loss=loss, **{"clip": TIGHT, **given})
+
+
+CASES = (
+    preset("ppo", "ppo_clip"),
+    preset("ppo_usual_clip", "ppo_clip", clip=Clip()),
+    preset("ppo_token_weight", "ppo_clip", weight=TOKEN, reject=(BAND,)),
+    preset("ppo_sequence_weight", "ppo_clip", weight=SEQUENCE, reject=(GEOMETRIC,)),
+    preset("ppo_no_dual", "ppo_clip", clip=Clip(0.1, 0.15, None), weight=TOKEN),
+    preset("ppo_no_clip", "ppo_clip", clip=Clip(None, None, None), weight=TOKEN),
+    preset("ppo_low_only", "ppo_clip", clip=Clip(0.1, None, None)),
+    preset("ppo_high_only", "ppo_clip", clip=Clip(None, 0.1, None)),
+    preset("ppo_dual_only", "ppo_clip", clip=Clip(None, None, 1.2)),
+    preset("bypass", "ppo_clip", policy="current", weight=TOKEN, reject=(BAND, GEOMETRIC)),
+    preset("reinforce_token", "reinforce", policy="current", weight=TOKEN, reject=(GEOMETRIC,)),
+    preset("reinforce_sequence", "reinforce", policy="current", weight=SEQUENCE, reject=(BAND,)),
+    preset("reinforce_old", "reinforce", weight=RAW),
+    preset("surrogate", "surrogate", policy="current", weight=RAW, reject=(BAND,)),
+    preset("gspo", "gspo"),
+    preset("gspo_weighted", "gspo", weight=SEQUENCE, reject=(GEOMETRIC,)),
+    preset("gspo_of_tokens", "gspo", weight=TOKEN, reject=(BAND,)),
+    preset("gspo_no_clip", "gspo", clip=Clip(None, None, None)),
+    preset("gspo_bypass", "gspo", policy="current", weight=TOKEN),
+    preset("cispo", "cispo", clip=Clip(1.0, 0.2, None)),
+    preset("cispo_weighted", "cispo", weight=TOKEN, reject=(BAND,)),
+    preset("cispo_bypass", "cispo", policy="current", weight=TOKEN),
+    *(
+        preset(f"{loss}_within_{safety}", loss, clip=Clip(0.3, 0.4, None, safety))
+        for loss in ("ppo_clip", "gspo", "cispo")
+        for safety in (0.05, 0.4)
+    ),
+)
+OF_LOSSES = (
+    "pg_loss",
+    "pg_loss_kept",
+    "pg_loss_own",
+    "pg_loss_seq_sum",
+    "pg_loss_seq_mean",
+    "pg_loss_seq_norm",
+)
+OF_LOSSES += ("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl")
+
+
+def numbers(rows, folder, *presets):
+    """Return each preset's numbers of a dump of these rows."""
+    found = analyze([oracles.write(rows, folder / "dump.parquet")], presets=presets)
+    return [{name: n.value for name, n in found.preset(preset.name).items()} for preset in presets]
+
+
+def by_hand(rows):
+    """Return the rows of sequences of (log π_rollout, log π_old, log π_θ, A) tokens."""
+    names = ("rollout_log_probs", "old_log_probs", "current_log_probs", "advantages")
+    return [{name: [t[i] for t in row] for i, name in enumerate(names)} for row in rows]
+
+
+FAR = (-3.0, -3.0, -1.0)  # r = e² of drift 2
+NEAR = (-1.0, -1.0, -3.0)  # r = e^-2
+
+
+@pytest.fixture(scope="module", params=["of tokens", "of sequences"])
+def rows(request):
+    """Make rows with an advantage per token, or per sequence; a tenth of them is 0."""
+    made = oracles.make_rows(0.5, seed=2, many=48)
+    for i, row in enumerate(made):
+        given = row["advantages"]
+        row["advantages"] = [0.0 if (i + t) % 10 == 0 else a for t, a in enumerate(given)]
+        if request.param == "of sequences":
+            row["advantages"] = given[:1] * len(given)
+    return made
 
 
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory):
-    """Make a world with an advantage per token, and one with an advantage per sequence."""
-    folder = tmp_path_factory.mktemp("worlds")
-    return [world(folder, seed=1), world(folder, seed=2, per_sequence=True)]
-
-
-@pytest.fixture(scope="module")
-def found(worlds):
-    return [dict(zip([one.name for one in CASES], numbers(x, *CASES), strict=True)) for x in worlds]
+def found(rows, tmp_path_factory):
+    got = numbers(rows, tmp_path_factory.mktemp("losses"), *CASES)
+    return dict(zip([one.name for one in CASES], got, strict=True))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_loss_is_the_trainers(worlds, found, case):
-    for x, got in zip(worlds, found, strict=True):
-        for how in AGGREGATIONS if x is worlds[0] else AGGREGATIONS[:1]:
-            assert got[case.name][how] == pytest.approx(trained(x, case, how), rel=1e-9, abs=1e-14)
+def test_the_loss_is_the_textbooks(rows, found, case):
+    wanted, _, _ = oracles.preset_metrics(oracles.sequences(rows), case)
+    got = {name: found[case.name][name] for name in OF_LOSSES}
+    assert got == pytest.approx({name: wanted[name] for name in OF_LOSSES}, rel=1e-9, abs=1e-13)
 
 
 @pytest.mark.parametrize(("denominator", "how"), [("kept", "pg_loss"), ("all", "pg_loss_kept")])
-def test_the_loss_of_a_preset_has_its_own_denominator(worlds, found, denominator, how):
-    own = numbers(worlds[0], *(replace(case, denominator=denominator) for case in CASES))
+def test_the_loss_of_a_preset_has_its_own_denominator(rows, found, tmp_path, denominator, how):
+    own = numbers(rows, tmp_path, *(replace(case, denominator=denominator) for case in CASES))
     for case, got in zip(CASES, own, strict=True):
-        assert got["pg_loss_own"] == pytest.approx(found[0][case.name][how], rel=1e-12, abs=1e-15)
+        assert got["pg_loss_own"] == pytest.approx(found[case.name][how], rel=1e-12, abs=1e-15)
 
 
-def test_the_worlds_clip_on_both_sides_and_reject(worlds, found):
+def test_the_rows_clip_on_both_sides_and_are_rejected(found):
     """Else the comparisons above would show nothing."""
-    for got in found:
-        assert 0.1 < got["ppo"]["pg_clipfrac"] < 0.9
-        assert 0.01 < got["ppo"]["pg_clipfrac_lower"] < 0.5
-        assert 0.05 < got["gspo"]["pg_clipfrac"] < 0.9
-        assert 0.05 < got["bypass"]["tokens_rejected"] < 0.9
+    assert 0.1 < found["ppo"]["pg_clipfrac"] < 0.9
+    assert 0.01 < found["ppo"]["pg_clipfrac_lower"] < 0.5
+    assert 0.01 < found["gspo"]["pg_clipfrac"] < 0.9
+    assert 0.05 < found["bypass"]["tokens_rejected"] < 0.95
 
 
 @pytest.mark.parametrize("weight", [TOKEN, SEQUENCE], ids=["of tokens", "of sequences"])
 @pytest.mark.parametrize("loss", ["ppo_clip", "gspo", "cispo"])
-def test_a_loss_around_the_rollout_is_not_corrected_twice(worlds, loss, weight):
+def test_a_loss_around_the_rollout_is_not_corrected_twice(rows, tmp_path, loss, weight):
     bare = preset("bare", loss, policy="current")
-    got, again = numbers(worlds[0], bare, replace(bare, name="weighted", weight=weight))
+    got, again = numbers(rows, tmp_path, bare, replace(bare, name="weighted", weight=weight))
 
-    assert [again[name] for name in AGGREGATIONS] == [got[name] for name in AGGREGATIONS]
+    assert {name: again[name] for name in OF_LOSSES} == {name: got[name] for name in OF_LOSSES}
     assert not weighted(bare)
     assert weighted(replace(bare, policy="old"))
 
 
-# ---------------------------------------------------------------- laws
-
-
 def test_gspo_of_one_token_sequences_is_ppo(tmp_path):
-    x = world(tmp_path, lengths=(1,) * 40, seed=5)
-    ppo, gspo = preset("ppo", "ppo_clip", weight=TOKEN), preset("gspo", "gspo", weight=TOKEN)
+    made = [row for row in oracles.make_rows(0.5, seed=5, many=40) if row["rollout_log_probs"]]
+    names = [name for name, x in made[0].items() if isinstance(x, list) and name != "response_mask"]
+    short = [{name: row[name][:1] for name in names} for row in made]
+    ppo, gspo = (preset(loss, loss, weight=TOKEN) for loss in ("ppo_clip", "gspo"))
+    first, second = numbers(short, tmp_path, ppo, gspo)
 
-    assert numbers(x, ppo)[0] == pytest.approx(numbers(x, gspo)[0], rel=1e-12, nan_ok=True)
-
-
-@pytest.mark.parametrize("loss", ["ppo_clip", "gspo", "cispo"])
-def test_the_log_ratio_of_a_loss_is_bounded(worlds, loss):
-    """Also where the bound is as tight as nothing but near tokens would need it."""
-    for safety in (0.05, 0.4):
-        case = preset("bounded", loss, clip=Clip(0.3, 0.4, None, safety))
-        value = trained(worlds[0], case, "pg_loss")
-        assert numbers(worlds[0], case)[0]["pg_loss"] == pytest.approx(value, rel=1e-9, abs=1e-14)
+    assert first == pytest.approx(second, rel=1e-12, nan_ok=True)
 
 
-def test_two_clips_of_one_loss_do_not_share_their_numbers(worlds):
-    one, two = preset("one", "ppo_clip"), preset("two", "ppo_clip", clip=Clip(0.3, 0.4, None))
-
-    together, apart = numbers(worlds[0], one, two), [*numbers(worlds[0], one), *numbers(worlds[0], two)]
+def test_two_clips_of_one_loss_do_not_share_their_numbers(rows, tmp_path):
+    two = preset("one", "ppo_clip"), preset("two", "ppo_clip", clip=Clip(0.3, 0.4, None))
+    together, apart = numbers(rows, tmp_path, *two), [numbers(rows, tmp_path, one)[0] for one in two]
     assert together == [pytest.approx(each, rel=1e-12, abs=1e-15) for each in apart]
 
 
@@ -109,34 +153,34 @@ def test_two_clips_of_one_loss_do_not_share_their_numbers(worlds):
 def test_a_ratio_on_a_bound_of_the_clip_is_not_clipped(tmp_path, loss):
     """e^u of 2 and of 1/2, as it is in float64, without the clip and with one that ends there."""
     on = math.log(2)
-    rows = [[(-2 * on, -2 * on, -on, 1.0)], [(-on, -on, -2 * on, -1.0)], [(-1.0, -1.0, -1.0, 1.0)]]
+    rows = by_hand([[(-2 * on, -2 * on, -on, 1.0)], [(-on, -on, -2 * on, -1.0)], [(-1.0, -1.0, -1.0, 1.0)]])
     free, bounded = (
-        tokens(tmp_path, rows, one=preset("one", loss, clip=clip))["one"]
+        numbers(rows, tmp_path, preset("one", loss, clip=clip))[0]
         for clip in (Clip(None, None, None), Clip(0.5, 1.0, None))
     )
     assert bounded["pg_clipfrac"] == 0
     assert bounded["pg_loss"] == free["pg_loss"]
-    inside = tokens(tmp_path, rows, one=preset("one", loss, clip=Clip(0.5 - 1e-15, 1 - 1e-15, None)))["one"]
+    inside = numbers(rows, tmp_path, preset("one", loss, clip=Clip(0.5 - 1e-15, 1 - 1e-15, None)))[0]
     assert inside["pg_clipfrac"] == pytest.approx(2 / 3)
 
 
 def test_advantages_of_zero_give_no_loss(tmp_path):
-    rows = [[(*FAR, 0.0), (*NEAR, 0.0)], [(*NEAR, 0.0)]]
+    rows = by_hand([[(*FAR, 0.0), (*NEAR, 0.0)], [(*NEAR, 0.0)]])
     for loss in LOSSES:
-        got = tokens(tmp_path, rows, one=preset("one", loss, policy="current", weight=RAW))["one"]
+        got = numbers(rows, tmp_path, preset("one", loss, policy="current", weight=RAW))[0]
         assert got["pg_loss"] == 0
 
 
 def test_rejecting_everything_leaves_no_loss(tmp_path):
-    rows = [[(-1.0, -2.0, -2.0, 1.0)], [(-1.0, -3.0, -3.0, -1.0)]]
+    rows = by_hand([[(-1.0, -2.0, -2.0, 1.0)], [(-1.0, -3.0, -3.0, -1.0)]])
     for rule in ({"reject": (BAND,)}, {"reject": (GEOMETRIC,)}, {"veto": Veto(lower=0.9)}):
-        got = tokens(tmp_path, rows, one=preset("one", "ppo_clip", weight=TOKEN, **rule))["one"]
+        got = numbers(rows, tmp_path, preset("one", "ppo_clip", weight=TOKEN, **rule))[0]
         assert (got["pg_loss"], got["pg_loss_own"], got["pg_loss_kept"]) == (None, None, 0)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_log_ratios_beyond_the_safety_bound_stay_finite(tmp_path, loss):
-    rows = [[(-200.0, -200.0, -0.1, -1.0), (-0.1, -0.1, -200.0, 1.0)], [(-200.0, -200.0, -0.1, 1.0)]]
+    rows = by_hand([[(-200.0, -200.0, -0.1, -1.0), (-0.1, -0.1, -200.0, 1.0)], [(-200.0, -200.0, -0.1, 1.0)]])
     for clip in (Clip(), Clip(None, None, None)):
-        got = tokens(tmp_path, rows, one=preset("one", loss, clip=clip))["one"]
+        got = numbers(rows, tmp_path, preset("one", loss, clip=clip))[0]
         assert math.isfinite(got["pg_loss"])

@@ -5,6 +5,7 @@ from functools import reduce
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from offpol_diag.core.state import (
     BUCKETS,
@@ -107,16 +108,6 @@ def test_the_best_of_a_place_are_kept():
     }
 
 
-def test_draws_are_poisson_and_depend_on_bucket_and_seed_alone():
-    buckets = np.arange(4000, dtype=np.uint64)
-    every = draws(buckets, 0)
-    assert every.mean() == pytest.approx(1, abs=0.005)
-    assert every.var() == pytest.approx(1, abs=0.01)
-    assert abs(np.corrcoef(every[:50])[np.triu_indices(50, 1)]).max() < 0.25
-    assert (draws(buckets[5:9], 0) == every[5:9]).all()
-    assert (draws(buckets, 1) != every).mean() > 0.5
-
-
 def test_replicates_draw_buckets():
     state = part([1, 2, 3], [0.5, 1.0, -0.25])
     table = state.tables["dump"]
@@ -143,3 +134,57 @@ def test_sums_of_other_columns_do_not_merge():
     one, other = (Table.of({name: np.ones(1)}, buckets) for name in "ab")
     with pytest.raises(ValueError, match="different columns"):
         one.merge(other)
+
+
+# ---------------------------------------------------------------- draws
+
+
+KEYS = (np.arange(3000) * 7919 - 10_000_000).view(np.uint64)
+
+
+def poisson_p_value(drawn):
+    """Compute the p-value of the chi-square test against Poisson(1), counts of 5 and more taken together."""
+    seen = np.bincount(drawn.astype(int).clip(max=5).ravel(), minlength=6)
+    chance = [math.exp(-1) / math.factorial(k) for k in range(5)]
+    return float(stats.chisquare(seen, np.array([*chance, 1 - sum(chance)]) * seen.sum()).pvalue)
+
+
+@pytest.mark.parametrize("seed", [0, -7])
+def test_each_replicate_and_each_key_is_poisson_with_mean_one_on_its_own(seed):
+    drawn = draws(KEYS, seed)
+    by_replicate = [poisson_p_value(drawn[:, b]) for b in range(drawn.shape[1])]
+    by_key = [poisson_p_value(draws(KEYS[i : i + 1], seed, 3000)) for i in range(50)]
+
+    assert min(by_replicate) > 1e-3 / len(by_replicate)
+    assert min(by_key) > 1e-3 / len(by_key)
+
+
+def test_a_draw_is_a_function_of_key_seed_and_replicate():
+    whole = draws(KEYS, 3, 64)
+    order = np.random.default_rng(0).permutation(len(KEYS))
+
+    assert np.array_equal(draws(KEYS[order], 3, 64), whole[order])
+    assert np.array_equal(np.concatenate([draws(part, 3, 64) for part in np.array_split(KEYS, 5)]), whole)
+    assert np.array_equal(draws(KEYS, 3, 33), whole[:, :33])
+    assert draws(KEYS[:0], 3, 64).shape == (0, 64)
+    assert not np.array_equal(draws(KEYS, 4, 64), whole)
+
+
+def test_replicates_keys_and_seeds_are_uncorrelated():
+    drawn = draws(KEYS, 0, 128)
+    across_replicates = np.corrcoef(drawn.T) - np.eye(128)
+    across_keys = np.corrcoef(draws(KEYS[:128], 0, 3000)) - np.eye(128)
+    other = draws(KEYS, 1, 128)
+    across_seeds = [np.corrcoef(drawn[:, b], other[:, b])[0, 1] for b in range(128)]
+
+    # 8128 correlations of 3000 pairs: each has a standard error of 1/√3000, the largest of them stays
+    # below 5 of it.
+    for correlations in (across_replicates, across_keys, np.array(across_seeds)):
+        assert abs(correlations).max() < 5 / math.sqrt(3000)
+
+
+def test_keys_that_differ_in_one_bit_are_drawn_apart():
+    near = np.array([1 << bit for bit in range(64)] + [0, 2**64 - 1], np.uint64)
+    correlations = np.corrcoef(draws(near, 0, 3000)) - np.eye(len(near))
+
+    assert abs(correlations).max() < 5 / math.sqrt(3000)
