@@ -25,6 +25,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+import offpol_diag
 from offpol_diag.errors import UsageError, did_you_mean
 from offpol_diag.printable import clean, printable_json, printable_lines
 from offpol_diag.shell import (
@@ -472,7 +473,6 @@ def analyze(
     read = dumps(context, how, out.quiet)
     out.html = None if no_html else out.html or default_html(read)
     with outputs(out, *read, how.preset_file, tokenizer, rows=sequences) as files:
-        from offpol_diag import api
         from offpol_diag.report.vocabulary import with_texts
 
         asked: dict[str, Any] = {
@@ -482,7 +482,7 @@ def analyze(
             "sequences": files.staged,
         }
         with progress(out.quiet) as bar:
-            found = api.analyze(read, **asked, progress=bar, **how.asked()).summary
+            found = offpol_diag.analyze(read, **asked, progress=bar, **how.asked()).summary
         deliver(files, with_texts(found, tokenizer), out)
     raise typer.Exit(FAILED if strict and found.is_bug else 0)
 
@@ -519,11 +519,9 @@ def check(
     """
     read = dumps(context, how, out.quiet)
     with outputs(out, *read, *(logged or ()), how.preset_file) as files:
-        from offpol_diag import api
-
         asked: dict[str, Any] = {"logged": logged or None, "trainer": trainer, "presets": presets}
         with progress(out.quiet) as bar:
-            found = api.check(read, **asked, progress=bar, **how.asked())
+            found = offpol_diag.check(read, **asked, progress=bar, **how.asked())
         deliver(files, found, out)
     raise typer.Exit(FAILED if strict and found.different else 0)
 
@@ -572,11 +570,9 @@ def compare(
         note(f"{len(runs)} DUMPs given: {', '.join(letters)} (--as-one reads them as one)", out.quiet)
     read: list[list[str]] = [[one] for one in runs] if runs[1:] else [dumps(context, how, out.quiet)]
     with outputs(out, *(name for one in read for name in one), how.preset_file) as files:
-        from offpol_diag import api
-
         asked: dict[str, Any] = {"presets": presets, "against": against, "group_by": group_by}
         with progress(out.quiet) as bar:
-            found = api.compare(read[0], *read[1:], **asked, progress=bar, **how.asked()).summary
+            found = offpol_diag.compare(read[0], *read[1:], **asked, progress=bar, **how.asked()).summary
         deliver(files, found, out)
 
 
@@ -618,9 +614,7 @@ def convert(
         hint = "offpol-diag convert SRC… --to out.parquet; --list shows the forms"
         raise UsageError("convert needs files and a target", hint)
     Outputs({"dump": to}, *source)
-    from offpol_diag import api
-
-    made = api.convert(source, to, columns=columns)
+    made = offpol_diag.convert(source, to, columns=columns)
     for line in (*made.notes, f"{to}: {made.sequences:,} sequences, {made.tokens:,} tokens"):
         note(line, quiet)
 
@@ -661,10 +655,8 @@ def doctor(
         return
     read = dumps(context, how, out.quiet)
     with outputs(out, *read) as files:
-        from offpol_diag import api
-
         with progress(out.quiet) as bar:
-            found = api.doctor(read, group_by=group_by, progress=bar, **how.asked()).summary
+            found = offpol_diag.doctor(read, group_by=group_by, progress=bar, **how.asked()).summary
         deliver(files, found, out)
     raise typer.Exit(FAILED if strict and found.is_bug else 0)
 
@@ -746,14 +738,13 @@ def gate(
         raise UsageError("missing argument 'DUMP|RESULT.json'", "see `offpol-diag gate --help`")
     require_addresses()
     with outputs(out, *how.dump, gates, baseline, how.preset_file, junit=junit) as files:
-        from offpol_diag import api
         from offpol_diag.gate import outcome
 
         asked: dict[str, Any] = {"max": max or (), "min": min or (), "gates": gates, "baseline": baseline}
         asked |= {"tolerance": tolerance or (), "only": only, "presets": presets, "fail_on": fail_on or ()}
-        what: Any = api.Report(piped()) if how.dump == [str(STDOUT)] else how.dump
+        what: Any = offpol_diag.Report(piped()) if how.dump == [str(STDOUT)] else how.dump
         with progress(out.quiet) as bar:
-            found = api.gate(what, **asked, progress=bar, **how.asked()).summary
+            found = offpol_diag.gate(what, **asked, progress=bar, **how.asked()).summary
         deliver(files, found, out)
     _add_to_job_summary(found)
     raise typer.Exit(EXITS[outcome(found.gates)])
@@ -935,12 +926,12 @@ def rescore(
     to = to or Path(f"{default_html(read).stem.removeprefix('offpol-diag-')}-rescored.parquet")
     Outputs({"dump": to}, *map(clean, read))
     with outputs(out, *read) as files:
-        from offpol_diag import api
-
         asked: dict[str, Any] = {"to": to, "sample": sample, "tries": tries, "base": base, "seed": seed}
         asked |= {"tokenizer": tokenizer, "max_length": max_length, "dtype": dtype, "attention": attention}
         with progress(out.quiet, "scoring", "tokens") as bar:
-            found = api.rescore(read, model, **asked, device=device, progress=bar, **how.asked()).summary
+            found = offpol_diag.rescore(
+                read, model, **asked, device=device, progress=bar, **how.asked()
+            ).summary
         deliver(files, found, out)
     if not out.quiet:
         say_where("dump", to, files.takes_stdout)
@@ -977,9 +968,7 @@ def sweep(
     """
     read = dumps(context, how, out.quiet)
     with outputs(out, *read, how.preset_file) as files:
-        from offpol_diag import api
-
         asked: dict[str, Any] = {"which": which, "at": at, "keep": keep, "trainer": trainer}
         with progress(out.quiet) as bar:
-            found = api.sweep(read, preset, **asked, progress=bar, **how.asked()).summary
+            found = offpol_diag.sweep(read, preset, **asked, progress=bar, **how.asked()).summary
         deliver(files, found, out)
