@@ -120,10 +120,13 @@ def _several(value: Any) -> Any:
 
 
 def _files(value: Any) -> Any:
-    """Return files in a tuple, which may not be empty."""
-    if value is not None and not _several(value):
+    """Return files in a tuple, which may not be empty; None for none."""
+    found = _several(value)
+    if value is not None and not (
+        isinstance(found, list | tuple) and found and all(isinstance(one, str | Path) for one in found)
+    ):
         raise ValueError(f"it cannot be {shown(value)}")
-    return _several(value)
+    return found
 
 
 Names = Annotated[Sequence[str], BeforeValidator(_words)]

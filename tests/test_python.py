@@ -173,7 +173,7 @@ def cli_json(tmp_path):
 
 
 def test_arguments_that_contradict_each_other_are_refused():
-    with pytest.raises(UsageError, match="two runs are compared"):
+    with pytest.raises(UsageError, match="runs are compared with run A"):
         offpol_diag.compare(HEALTHY, HEALTHY, against="token_is")
 
 
