@@ -224,7 +224,7 @@ def test_shared_prompts_are_counted_and_without_prompt_ids_equal_responses_are_p
 
 def test_of_more_groups_than_are_kept_the_shared_ones_are_estimated():
     def sample(first, last):
-        return State.of_groups(mix(mix(np.arange(first, last))))
+        return State.of_groups(mix(mix(np.arange(first, last, dtype=np.uint64))))
 
     for other, shared in (((15_000, 45_000), 15_000), ((0, 30_000), 30_000), ((50_000, 60_000), 0)):
         found = _shared(sample(0, 30_000), sample(*other))

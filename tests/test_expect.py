@@ -36,13 +36,13 @@ def gate(path: Path, *options: str) -> tuple[int, str]:
 @pytest.mark.parametrize("differ", [0, 1, 30])
 def test_the_share_of_tokens_that_differ_is_an_exact_count(tmp_path: Path, differ: int) -> None:
     found = offpol_diag.analyze(write(tmp_path / "a.parquet", differ), presets=(), progress=False)
-    assert found.metrics["tokens_differ"].value == 2 * differ / (SEQUENCES * TOKENS)
+    assert found.number("tokens_differ").value == 2 * differ / (SEQUENCES * TOKENS)
 
 
 def test_every_drift_has_it(tmp_path: Path) -> None:
     rollout = (-np.random.default_rng(0).random((SEQUENCES, TOKENS))).tolist()
     path = write(tmp_path / "a.parquet", 10, current_log_probs=rollout)
-    found = offpol_diag.analyze(path, presets=(), progress=False).metrics
+    found = offpol_diag.analyze(path, presets=(), progress=False).summary.whole
     shares = [found[f"{prefix}tokens_differ"].value for prefix in ("", "drift2.", "total.")]
     assert shares == [20 / 8192, 20 / 8192, 0.0]
 
