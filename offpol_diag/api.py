@@ -696,7 +696,6 @@ def rescore(
     sample: Sample = SAMPLE,
     tries: Names = (),
     base: File | None = None,
-    tokenizer: Any = None,
     max_length: Count = None,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     attention: str | None = None,
@@ -712,10 +711,9 @@ def rescore(
         model: a folder or a name on the hub, or several, the run's own first; or a live causal model of
             transformers, such as a trainer has in a debugger. It is left as it was.
         to: where the scored responses go; nowhere by default.
-        sample: how many prompts are scored at first; "all" or None for all of them.
+        sample: how many prompts are scored; "all" or None for all of them.
         tries: hypotheses to try, by name or family; all by default.
         base: the base model of an adapter that does not say it.
-        tokenizer: a folder, or with a live model its tokenizer.
         max_length: sequences of more tokens are left out.
         dtype: type of the body; "auto" is float32 where it fits.
         attention: which attention of transformers.
@@ -728,7 +726,7 @@ def rescore(
     from offpol_diag.rescore.command import rescored
 
     given = locals()
-    names = ("sample", "tries", "base", "tokenizer", "max_length", "dtype", "attention", "device", "seed")
+    names = ("sample", "tries", "base", "max_length", "dtype", "attention", "device", "seed")
     if to is not None:
         _require_writable("to", Path(to))
     with in_files(what) as (paths, label), files.TemporaryFolder() as folder:

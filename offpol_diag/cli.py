@@ -872,7 +872,6 @@ def rescore(
     sample: str = "16",
     tries: str = "",
     base: str | None = None,
-    tokenizer: str | None = None,
     max_length: str | None = None,
     dtype: str = "auto",
     attention: str | None = None,
@@ -886,13 +885,12 @@ def rescore(
     """Who is wrong, the engine or the trainer? The run's model scores the responses again: a third opinion.
 
     Says which column that model does not reproduce, and tries the hypotheses instead of guessing them:
-    without the adapter, at another scale, with other checkpoints, temperature, top-k and top-p, another
-    prompt, window, RoPE or sinks, weights or cache of fewer bits. Each column is judged by itself, of all
-    responses and by host, step and prompt, against what bf16 alone changes of the model.
+    without the adapter, at another scale, with other checkpoints, another temperature or prompt, without the
+    window, the soft cap, the sinks or the scaling of RoPE. Each column is judged by itself, of all responses
+    and by host, step and prompt, against what bf16 alone changes of the model.
 
     Needs token_ids and prompt_ids in the dump (docs/dumps.md), and the extra rescore. The scored responses
-    are written with the reference's log-probs, entropies and ranks beside their columns. Interrupted, the
-    same command goes on where it was.
+    are written with the reference's log-probs, entropies and ranks beside their columns.
 
     The exit code is 0 whatever is found, and with --strict 1 where a side is not reproduced.
 
@@ -901,8 +899,6 @@ def rescore(
             an adapter of peft too, or the name of a model on the hub. Repeated, further ones are other
             checkpoints, tried as hypotheses.
         --base FOLDER|HUB_ID  The base model, where --model is an adapter and does not say it.
-        --tokenizer FOLDER  The tokenizer of prompts that are text or messages, where the dump has no
-            prompt_ids.
         --max-length <int range> [x>=1]  Leave out sequences of more tokens, prompt included.
 
     What is written:
@@ -911,10 +907,9 @@ def rescore(
             name one.
 
     Options:
-        --sample N|all  Prompts that are scored, with at least 4,000 tokens; more are taken while the
-            verdict is open.
-        --try all|none|NAME,NAME  Hypotheses to try, by name or family (adapter off, checkpoint, fp8); all
-            of the table by default.
+        --sample N|all  Prompts that are scored, and more of them up to 4,000 tokens.
+        --try all|none|NAME,NAME  Hypotheses to try, by name or family (adapter off, checkpoint); all of
+            the table by default.
         --dtype auto|float32|bfloat16|float16  Type of the model's body; the head is float32. auto: float32
             where it fits, else bfloat16.
         --attention NAME  Attention of transformers: sdpa, eager, flex_attention, flash_attention_2.
@@ -927,7 +922,7 @@ def rescore(
     Outputs({"dump": to}, *map(clean, read))
     with outputs(out, *read) as files:
         asked: dict[str, Any] = {"to": to, "sample": sample, "tries": tries, "base": base, "seed": seed}
-        asked |= {"tokenizer": tokenizer, "max_length": max_length, "dtype": dtype, "attention": attention}
+        asked |= {"max_length": max_length, "dtype": dtype, "attention": attention}
         with progress(out.quiet, "scoring", "tokens") as bar:
             found = offpol_diag.rescore(
                 read, model, **asked, device=device, progress=bar, **how.asked()

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offpol_diag.dump.writer import stamped, to_table, write_table
+from offpol_diag.dump.writer import stamped, to_table, write_tables
 
 BOS, SYSTEM, USER, ASSISTANT, END = 256, 257, 258, 259, 260
 VOCABULARY, LONG = 264, 160
@@ -180,7 +180,7 @@ def main() -> None:
         }
     )
     provenance = {"trainer": "GRPO with LoRA", "engine": "cached decode", "temperature": 1.0}
-    write_table(table, out / "dump.parquet", stamped(provenance))
+    write_tables([table], out / "dump.parquet", stamped(provenance))
 
 
 if __name__ == "__main__":

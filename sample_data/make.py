@@ -19,7 +19,7 @@ import task
 import torch
 from trainer import Batch, Regime, Trainer
 
-from offpol_diag.dump.writer import stamped, to_table, write_table
+from offpol_diag.dump.writer import stamped, to_table, write_tables
 
 SEED = 20
 THREADS = 1  # fixed, for the number of threads changes the order of sums
@@ -52,9 +52,8 @@ def write(name: str, policy: model.Transformer, path: Path) -> None:
     for batch in Trainer(policy, regime, SEED + list(RUNS).index(name)).batches():
         tables.append(to_table(columns(batch)))
         say(f"{name} step {batch.step}: {progress(batch)}")
-    write_table(
-        pa.concat_tables(tables, promote_options="permissive"), path, stamped(provenance(regime, policy))
-    )
+    table = pa.concat_tables(tables, promote_options="permissive")
+    write_tables([table], path, stamped(provenance(regime, policy)))
 
 
 def columns(batch: Batch) -> dict[str, Any]:

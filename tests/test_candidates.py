@@ -546,19 +546,19 @@ def test_the_page_has_a_card_of_candidates():
     ],
 )
 def test_scoring_again_is_offered_with_the_time_of_the_sample_and_what_that_rests_on(columns, prompts, lacks):
-    """16 of 100 prompts with 1,000 tokens each: 30 passes over 16,000 tokens at 14 GFLOP, 17 s of an H100."""
+    """16 of 100 prompts with 1,000 tokens each: 18 passes over 16,000 tokens at 14 GFLOP, 10 s of an H100."""
     summary = undecided()
     known = {one: one for one in (*columns, "rollout_log_probs", "old_log_probs")}
     dump = {"tokens": 100_000, "groups": 100, "columns": known, "prompts": prompts}
     summary = summary.model_copy(update={"dump": summary.dump.model_copy(update=dump)})
     (found,) = [one for one in answered(summary).facts if one.label == "Rescore"]
     assert "which side is off" in found.sentence
-    assert found.sentence.endswith("about 17 s for a 7B model on one H100.")
+    assert found.sentence.endswith("about 10 s for a 7B model on one H100.")
     assert lacks in found.sentence
     assert ("in the dump" in found.sentence) is bool(lacks)
-    assert "30 passes × 16,000 tokens × 2 × 7·10⁹ FLOP, at 40% of 989 TFLOP/s" in found.lines[0].text
+    assert "18 passes × 16,000 tokens × 2 × 7·10⁹ FLOP, at 40% of 989 TFLOP/s" in found.lines[0].text
     for form in (html, partial(terminal, verbose=True), markdown):
-        assert "30 passes × 16,000 tokens" in " ".join(form(summary).split())
+        assert "18 passes × 16,000 tokens" in " ".join(form(summary).split())
 
 
 def test_scoring_again_is_not_offered_between_kernels_and_routing():

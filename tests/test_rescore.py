@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -21,11 +22,10 @@ from offpol_diag.cli import app
 from offpol_diag.errors import DumpError, MemoryShortage, UsageError
 from offpol_diag.numerals import rounded
 from offpol_diag.report.rescore import PASSES
-from offpol_diag.rescore import models, run
+from offpol_diag.rescore import command, models
 from offpol_diag.rescore.rows import read
-from offpol_diag.rescore.score import Head, Penalties, score
-from offpol_diag.rescore.variants import Given, table
-from offpol_diag.rescore.variants.rounding import in_bf16
+from offpol_diag.rescore.score import Head, score
+from offpol_diag.rescore.variants import in_bf16, table
 from offpol_diag.result import load
 from tests import tiny
 from tests.factory import DumpFile
@@ -63,13 +63,11 @@ def responses():
 @pytest.fixture(scope="module")
 def numbers(loaded, responses):
     """Score the sample's responses under every hypothesis, as a trainer in bf16 would: name → lists."""
-    found, _ = table(Given(loaded.model, responses.rows))
-    ends = np.cumsum(responses.sizes)[:-1]
-    scored = {}
-    for one in found:
-        with one.model(loaded.model), in_bf16(loaded.model):
-            given = one.rows(responses.rows) if one.rows else responses.rows
-            (values,) = score(loaded.model, given, [one.head._replace(logits=torch.bfloat16)])
+    ends, scored = np.cumsum(responses.sizes)[:-1], {}
+    for one in table(loaded.model, responses.rows, {})[0]:
+        with one.of(loaded.model) as model, contextlib.ExitStack() as back:
+            in_bf16(model, back)
+            (values,) = score(model, one.rows(responses.rows), [one.head._replace(logits=torch.bfloat16)])
         scored[one.name] = np.split(values.log_probs, ends)
     return scored
 
@@ -138,31 +136,17 @@ def test_the_sample_is_told_on_the_command_line(tmp_path, monkeypatch):
     ]
 
 
-def test_the_estimate_of_time_counts_the_passes_that_this_model_takes(loaded, responses):
-    found, _ = table(Given(loaded.model, responses.rows))
-    assert run.Passes(loaded, responses, found).many == PASSES
-
-
-def test_the_page_draws_the_three_distances(tmp_path, loaded, responses, numbers):
-    path = write(tmp_path / "d.parquet", responses, numbers["adapter off"], numbers["as given"])
-    report = asked(path, loaded, to=tmp_path / "scored.parquet", tries="none")
-    found = report.summary.reference
-    sizes = [rounded(one) for one in (found.trainer.distance, found.engine.distance, found.apart)]
-    drawn = report.to_html()
-    triangle = drawn[drawn.index("Mean |Δ| of a token, nats") :].partition("</pre>")[0]
-    assert [one in triangle for one in sizes] == [True] * 3
-
-
 def test_analyze_and_doctor_of_what_is_written_say_the_same(tmp_path, loaded, responses, numbers):
     path = write(tmp_path / "d.parquet", responses, numbers["adapter off"], numbers["as given"])
-    asked(path, loaded, to=tmp_path / "scored.parquet", tries="none")
+    first = asked(path, loaded, to=tmp_path / "scored.parquet", tries="none")
+    sides = first.summary.reference
+    sizes = [rounded(one) for one in (sides.trainer.distance, sides.engine.distance, sides.apart)]
+    assert all(one in first.to_html() for one in sizes)
 
     for function in (offpol_diag.doctor, offpol_diag.analyze):
         report = function(tmp_path / "scored.parquet")
         found = report.summary.reference
-        assert found.verdict == "engine"
-        assert found.engine.state == "unknown"
-        assert found.trainer.state == "same"
+        assert (found.verdict, found.engine.state, found.trainer.state) == ("engine", "unknown", "same")
         assert "the engine is not reproduced" in report.to_markdown()
     assert offpol_diag.doctor(path).summary.reference is None
 
@@ -181,9 +165,7 @@ def test_a_column_of_that_name_that_rescore_did_not_write_is_nothing(tmp_path, r
         ("as given", "as given", "same", ("", "")),
         ("adapter off", "as given", "engine", ("adapter off", "")),
         ("as given", "adapter x 0.5", "trainer", ("", "adapter x 0.5")),
-        ("fp8 per tensor", "as given", "engine", ("fp8 per tensor", "")),
         ("as given", "temperature 0.7", "trainer", ("", "temperature 0.7")),
-        ("int4 in groups of 32", "as given", "engine", ("int4 in groups of 32", "")),
         ("no BOS", "adapter off", "both", ("no BOS", "adapter off")),
         ("adapter off", "adapter off", "reference", ("adapter off", "adapter off")),
     ],
@@ -204,26 +186,6 @@ def test_the_side_and_what_it_computes(engine, trainer, verdict, named, tmp_path
             assert side.fits[0].name == name
     assert "temperature 1" in found.rests_on
     assert "recorded by ours" in found.rests_on
-
-
-@pytest.mark.parametrize("place", ["column", "metadata"])
-def test_penalties_are_tried_where_the_dump_gives_them(place, tmp_path, loaded, responses, numbers):
-    rows = [replace(row, penalties=Penalties(repetition=1.2)) for row in responses.rows]
-    with in_bf16(loaded.model):
-        (odd,) = score(loaded.model, rows, (Head(penalised=True, logits=torch.bfloat16),))
-    engine = np.split(odd.log_probs, np.cumsum(responses.sizes)[:-1])
-    given = {"repetition_penalty": np.full(len(rows), 1.2)} if place == "column" else {}
-    path = write(tmp_path / "d.parquet", responses, engine, numbers["as given"], **given)
-    if place == "metadata":
-        held = pq.read_table(path)
-        said = json.loads(held.schema.metadata[b"offpol_diag"]) | {"repetition_penalty": 1.2}
-        pq.write_table(held.replace_schema_metadata({"offpol_diag": json.dumps(said)}), path)
-
-    found = asked(path, loaded).summary.reference
-
-    assert (found.verdict, found.engine.variant, found.trainer.state) == ("engine", "penalties", "same")
-    assert found.engine.reproduced
-    assert "penalties" not in found.missing
 
 
 def test_a_fault_that_no_hypothesis_has_is_none_of_these(tmp_path, loaded, responses, numbers):
@@ -269,13 +231,6 @@ def test_a_fault_of_some_responses_is_found_where_it_is(label, tmp_path, loaded,
     assert found.engine.groups["adapter off"] == 2
 
 
-def test_one_prompt_is_no_verdict(tmp_path, loaded, responses, numbers):
-    one = responses.first(1)
-    many = len(one.rows)
-    path = write(tmp_path / "d.parquet", one, numbers["adapter off"][:many], numbers["as given"][:many])
-    assert asked(path, loaded, tries="none").summary.reference.verdict == "few"
-
-
 def test_what_is_written_keeps_the_columns_and_adds_the_reference(tmp_path, loaded, responses, numbers):
     host = [f"h{i % 2}" for i in range(len(responses.rows))]
     path = write(tmp_path / "d.parquet", responses, numbers["adapter off"], numbers["as given"], host=host)
@@ -284,22 +239,14 @@ def test_what_is_written_keeps_the_columns_and_adds_the_reference(tmp_path, load
 
     before, after = pq.read_table(path), pq.read_table(tmp_path / "s.parquet")
     assert after.num_rows == before.num_rows
-    assert set(after.column_names) == {
-        *before.column_names,
-        "reference_log_probs",
-        "reference_entropy",
-        "reference_rank",
-    }
-    plain = score(loaded.model, responses.rows, [Head()], more=True)[0]
-    want = {
-        tuple(row.ids.tolist()): part
-        for row, part in zip(
-            responses.rows, np.split(plain.log_probs, np.cumsum(responses.sizes)[:-1]), strict=True
-        )
-    }
+    added = {"reference_log_probs", "reference_entropy", "reference_rank"}
+    assert set(after.column_names) == {*before.column_names, *added}
+    plain = score(loaded.model, responses.rows, [Head()])[0].log_probs
+    parts = zip(responses.rows, np.split(plain, np.cumsum(responses.sizes)[:-1]), strict=True)
+    want = {tuple(row.ids.tolist()): part for row, part in parts}
     for row in after.to_pylist():
-        key = tuple(row["prompt_ids"] + row["token_ids"])
-        assert np.abs(np.array(row["reference_log_probs"]) - want[key]).max() < 1e-5
+        own = want[tuple(row["prompt_ids"] + row["token_ids"])]
+        assert np.abs(np.array(row["reference_log_probs"]) - own).max() < 1e-5
         assert min(row["reference_rank"]) >= 1
         assert row["host"] in host
     said = json.loads(after.schema.metadata[b"offpol_diag"])
@@ -307,56 +254,40 @@ def test_what_is_written_keeps_the_columns_and_adds_the_reference(tmp_path, load
     assert said["trainer"] == "ours"
 
 
+def test_one_prompt_is_no_verdict(tmp_path, loaded, responses, numbers):
+    many = int((responses.group == 0).sum())
+    one = replace(responses, rows=responses.rows[:many], group=responses.group[:many])
+    path = write(tmp_path / "d.parquet", one, numbers["adapter off"][:many], numbers["as given"][:many])
+    assert asked(path, loaded, tries="none").summary.reference.verdict == "few"
+
+
 # ---------------------------------------------------------------- hypotheses
 
 
-def test_every_hypothesis_is_undone(loaded, responses):
+def test_a_live_model_is_left_as_it_was(tmp_path, loaded, responses, numbers):
+    path = write(tmp_path / "d.parquet", responses, numbers["as given"], numbers["as given"])
     before = score(loaded.model, responses.rows)[0].log_probs
     state = {name: one.clone() for name, one in loaded.model.state_dict().items()}
     config = loaded.model.config.to_dict()
-    found, _ = table(Given(loaded.model, responses.rows))
-
-    for one in found:
-        with one.model(loaded.model):
-            inside = score(
-                loaded.model, one.rows(responses.rows) if one.rows else responses.rows, [one.head]
-            )[0]
-        assert len(inside.log_probs) == len(before)
-        assert one.name == "as given" or (inside.log_probs != before).any(), one.name
-        assert (score(loaded.model, responses.rows)[0].log_probs == before).all(), one.name
+    loaded.model.train()
+    report = asked(path, loaded)
+    assert loaded.model.training
+    loaded.model.eval()
     assert all(torch.equal(one, state[name]) for name, one in loaded.model.state_dict().items())
     assert loaded.model.config.to_dict() == config
-
-
-@pytest.mark.parametrize(
-    ("kind", "has"),
-    [
-        ("llama", {"RoPE scaling off"}),
-        ("mixtral", {"window off", "router bf16"}),
-        ("gemma2", {"window off"}),
-        ("gpt_oss", {"window off", "sinks off", "RoPE scaling off", "router bf16"}),
-        ("gpt2", set()),
-    ],
-)
-def test_hypotheses_of_an_architecture_are_made_and_undone(kind, has):
-    made, given = tiny.model(kind), tiny.rows()
-    before, state = score(made, given)[0].log_probs, {k: v.clone() for k, v in made.state_dict().items()}
-    found, left = table(Given(made, given))
-    named = {one.name for one in found}
-
-    assert has <= named
-    assert {"window off", "sinks off", "RoPE scaling off"} - has <= set(left)
-    assert "adapter" in left
+    found = table(loaded.model, responses.rows, {})[0]
     for one in found:
-        with one.model(made):
-            values = score(made, one.rows(given) if one.rows else given, [one.head])[0].log_probs
-        assert np.isfinite(values).any()
-        absolute = kind == "gpt2" and one.name.startswith(
-            "positions"
-        )  # learned positions: no jump, but others
-        assert one.name == "as given" or absolute or (values != before).any(), one.name
-        assert (score(made, given)[0].log_probs == before).all(), one.name
-    assert all(torch.equal(one, state[name]) for name, one in made.state_dict().items())
+        with one.of(loaded.model) as model:
+            inside = score(model, one.rows(responses.rows), [one.head])[0].log_probs
+        assert one.name == "as given" or (inside != before).any(), one.name
+        assert (score(loaded.model, responses.rows)[0].log_probs == before).all(), one.name
+
+    assert command.Passes(loaded, responses.rows, found).many == PASSES  # of the estimate of time
+    missing = report.summary.reference.missing
+    assert {"window off", "RoPE scaling off", "sinks off", "soft-cap off", "other checkpoints"} <= set(
+        missing
+    )
+    assert "the configuration has no window" in report.to_markdown()
 
 
 def test_eager_attention_that_would_not_fit_is_refused_at_once(monkeypatch):
@@ -366,16 +297,6 @@ def test_eager_attention_that_would_not_fit_is_refused_at_once(monkeypatch):
     with pytest.raises(MemoryShortage, match="eager attention of") as caught:
         models.Loaded(made, "it").judge(tiny.rows(), "d.parquet")
     assert "flex_attention" in caught.value.hint
-
-
-def test_a_live_model_is_left_as_it_was(tmp_path, loaded, responses, numbers):
-    path = write(tmp_path / "d.parquet", responses, numbers["as given"], numbers["as given"])
-    before = score(loaded.model, responses.rows)[0].log_probs
-    loaded.model.train()
-    asked(path, loaded, tries="fp8")
-    assert loaded.model.training
-    loaded.model.eval()
-    assert (score(loaded.model, responses.rows)[0].log_probs == before).all()
 
 
 def test_checkpoints_are_hypotheses(tmp_path, loaded, responses, numbers):
@@ -394,55 +315,7 @@ def test_checkpoints_are_hypotheses(tmp_path, loaded, responses, numbers):
     assert found.engine.reproduced
 
 
-def test_what_cannot_be_tested_says_why(tmp_path, loaded, responses, numbers):
-    path = write(tmp_path / "d.parquet", responses, numbers["as given"], numbers["as given"])
-    report = asked(path, loaded)
-    missing = report.summary.reference.missing
-    assert "neither the metadata nor a column gives one (repetition_penalty, " in missing["penalties"]
-    assert {"window off", "RoPE scaling off", "sinks off", "other checkpoints", "AWQ, GPTQ"} <= set(missing)
-    assert "the configuration has no window" in report.to_markdown()
-
-
 # ---------------------------------------------------------------- interrupted
-
-
-def test_an_interrupted_run_goes_on_where_it_was(tmp_path, monkeypatch):
-    target, real, passes = tmp_path / "s.parquet", run.score, []
-    words = [
-        "rescore",
-        str(SAMPLE / "dump.parquet"),
-        "--model",
-        str(SAMPLE / "adapter"),
-        "--sample",
-        "4",
-        "--to",
-        str(target),
-    ]
-    words += ["--try", "adapter off,adapter scale"]
-
-    def counted(*given, **more):
-        passes.append(1)
-        if len(passes) == 4:
-            raise KeyboardInterrupt
-        return real(*given, **more)
-
-    monkeypatch.setattr(run, "SAMPLE_TOKENS", 100)
-    monkeypatch.setattr(run, "score", counted)
-    stopped = CliRunner().invoke(app, words)
-    assert stopped.exit_code == 130
-    assert "the same command goes on from there" in stopped.stderr
-    assert not target.exists()
-    went_on = CliRunner().invoke(app, words)
-    assert went_on.exit_code == 0, went_on.output
-    assert "going on where an interrupted run stopped" in went_on.stderr
-    once = len(passes) - 1  # the pass that was interrupted is made again
-    assert [path.name for path in tmp_path.iterdir()] == ["s.parquet"]
-
-    passes[:] = [1] * 10
-    again = tmp_path / "again.parquet"
-    CliRunner().invoke(app, [*words[:7], str(again), *words[8:]])
-    assert len(passes) - 10 == once
-    assert pq.read_table(again).equals(pq.read_table(target))
 
 
 # ---------------------------------------------------------------- bad input
@@ -457,40 +330,42 @@ def refused(*words):
     return " ".join(ran.stderr.split())
 
 
-def test_bad_input_is_one_error_with_a_hint(tmp_path, monkeypatch, responses, numbers):
+def test_bad_input_is_one_error_with_a_hint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     dump, adapter = SAMPLE / "dump.parquet", SAMPLE / "adapter"
     (tmp_path / "empty").mkdir()
-    assert "there is no such folder" in refused(dump, "--model", "runs/1/checkpoint")
-    assert "it has no config.json" in refused(dump, "--model", tmp_path / "empty")
-    shutil.copytree(SAMPLE / "base", tmp_path / "bare")
-    (tmp_path / "bare" / "model.safetensors").unlink()
-    assert "no weights" in refused(dump, "--model", tmp_path / "bare")
-    (tmp_path / "bare" / "model.safetensors").write_bytes(b"no weights at all")
-    assert "cannot be loaded" in refused(dump, "--model", tmp_path / "bare")
     shutil.copytree(adapter, tmp_path / "alone")
-    assert "cannot be loaded" in refused(dump, "--model", tmp_path / "alone")
-    assert "--try fp9: no hypothesis is called so" in refused(dump, "--model", adapter, "--try", "fp9")
-    assert "--sample" in refused(dump, "--model", adapter, "--sample", "1")
+    for name in ("bare", "damaged"):
+        shutil.copytree(SAMPLE / "base", tmp_path / name)
+    (tmp_path / "bare" / "model.safetensors").unlink()
+    (tmp_path / "damaged" / "model.safetensors").write_bytes(b"no weights at all")
+    for model, said in {
+        "runs/1/checkpoint": "there is no such folder",
+        "empty": "it has no config.json",
+        "bare": "no weights",
+        "damaged": "cannot be loaded",
+        "alone": "cannot be loaded",
+    }.items():
+        assert said in refused(dump, "--model", model)
+    for words, said in {
+        ("--try", "fp9"): "--try fp9: no hypothesis is called so",
+        ("--sample", "1"): "--sample",
+        ("--max-length", "5"): "no response is left",
+        ("--to", dump): "is what is read",
+    }.items():
+        assert said in refused(dump, "--model", adapter, *words)
 
     rows = pq.read_table(dump)
-    pq.write_table(rows.drop_columns(["prompt_ids"]), "no_prompts.parquet")
-    assert "needs the column prompt_ids" in refused("no_prompts.parquet", "--model", adapter)
-    pq.write_table(rows.drop_columns(["token_ids"]), "no_tokens.parquet")
-    assert "needs the column token_ids" in refused("no_tokens.parquet", "--model", adapter)
-    ids = [[1000, *one[1:]] for one in rows["token_ids"].to_pylist()]
-    at = rows.column_names.index("token_ids")
-    pq.write_table(rows.set_column(at, "token_ids", [ids]), "other.parquet")
-    assert "holds token 1,000, and" in refused("other.parquet", "--model", adapter)
-    texts = rows.drop_columns(["prompt_ids"]).append_column("prompt", [["x"] * rows.num_rows])
-    pq.write_table(texts, "texts.parquet")
-    assert "its prompts are text" in refused("texts.parquet", "--model", adapter)
-    empty = [[] for _ in range(rows.num_rows)]
-    at = rows.column_names.index("prompt_ids")
-    pq.write_table(rows.set_column(at, "prompt_ids", [pa.array(empty, pa.list_(pa.int32()))]), "bare.parquet")
-    assert "its prompt is empty" in refused("bare.parquet", "--model", adapter)
-    assert "no response is left" in refused(dump, "--model", adapter, "--max-length", "5")
-    assert "is what is read" in refused(dump, "--model", adapter, "--to", dump)
+    other = pa.array([[1000, *one[1:]] for one in rows["token_ids"].to_pylist()])
+    empty = pa.array([[]] * rows.num_rows, pa.list_(pa.int32()))
+    for held, said in (
+        (rows.drop_columns(["prompt_ids"]), "needs the column prompt_ids"),
+        (rows.drop_columns(["token_ids"]), "needs the column token_ids"),
+        (rows.drop_columns(["token_ids"]).append_column("token_ids", other), "holds token 1,000, and"),
+        (rows.drop_columns(["prompt_ids"]).append_column("prompt_ids", empty), "its prompt is empty"),
+    ):
+        pq.write_table(held, "bad.parquet")
+        assert said in refused("bad.parquet", "--model", adapter)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 

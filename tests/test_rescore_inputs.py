@@ -1,4 +1,4 @@
-"""What hypotheses do to prompts and positions, and the numbers that the verdict rests on."""
+"""What hypotheses do to prompts and to models, and the numbers that the verdict rests on."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from offpol_diag.diagnosis.reference import beyond, mean_error, outcome
-from offpol_diag.rescore.score import Row
-from offpol_diag.rescore.variants import inputs, rounding
-from offpol_diag.rescore.variants.inputs import system_block, without_beginning, without_system
+from offpol_diag.rescore.score import Row, score
+from offpol_diag.rescore.variants import table
+from tests import tiny
 
 BOS, SYSTEM, USER, END, BOT = 90, 91, 92, 93, 94
 START, STOP, LINE = 80, 81, 10
@@ -30,84 +30,85 @@ def rows(prompts, response=(1, 2, 3)):
 USERS = ([40, 41], [42], [43, 44, 41], [45, 40, 46, 47])
 
 
+def changed(prompts):
+    """Return what each hypothesis of the prompt makes of prompts, and what cannot be tested."""
+    found, left = table(tiny.model("qwen2"), rows(prompts), {})
+    made = {one.name: one.rows(rows(prompts)) for one in found if one.row}
+    assert all(row.ids[row.start :].tolist() == [1, 2, 3] for some in made.values() for row in some)
+    return {name: [row.ids[: row.start].tolist() for row in some] for name, some in made.items()}, left
+
+
+@pytest.mark.parametrize(("template", "keep", "cut", "end"), [(of_roles, 1, 6, 2), (chatml, 3, 8, 5)])
+def test_hypotheses_of_the_prompt_take_one_part_of_the_template(template, keep, cut, end):
+    prompts = [template(user) for user in USERS]
+    found, _ = changed(prompts)
+    bos = [BOS] if template is of_roles else []
+    block = found[f"no system prompt ({keep} of its tokens left)"]
+    assert block == [[*bos, *one[cut:]] for one in prompts]
+    assert found["no generation prompt"] == [one[:-end] for one in prompts]
+    assert found["no prompt"] == [one[-1:] for one in prompts]
+    assert found["no BOS"] == [one[1:] for one in prompts]
+    assert found["two BOS"] == [[one[0], *one] for one in prompts]
+
+
+def test_a_prompt_is_never_empty_and_what_has_nothing_in_common_is_not_testable():
+    found, left = changed([[4], [4]])
+    assert found["no BOS"] == [[4], [4]]
+    _, left = changed([[4, 5], [6, 7]])
+    assert {"no system prompt", "no generation prompt", "no BOS, two BOS"} <= set(left)
+
+
 @pytest.mark.parametrize(
-    ("template", "marks", "cut"),
+    ("kind", "has"),
     [
-        (of_roles, {BOS, SYSTEM, USER, END, BOT}, lambda one: [BOS, *one[6:]]),
-        (chatml, {START, STOP}, lambda one: one[8:]),
+        ("llama", {"RoPE scaling off"}),
+        ("mixtral", {"window off"}),
+        ("gemma2", {"window off", "soft-cap off"}),
+        ("gpt_oss", {"window off", "sinks off", "RoPE scaling off"}),
+        ("gpt2", set()),
     ],
 )
-def test_the_system_block_goes_and_nothing_else(template, marks, cut):
-    prompts = [template(user) for user in USERS]
+def test_hypotheses_of_an_architecture_are_made_and_undone(kind, has):
+    made, given = tiny.model(kind), tiny.rows()
+    before, state = score(made, given)[0].log_probs, {k: v.clone() for k, v in made.state_dict().items()}
+    found, left = table(made, given, {})
 
-    found = without_system(rows(prompts), marks)
-
-    assert [row.ids[: row.start].tolist() for row in found] == [cut(one) for one in prompts]
-    assert all(row.ids[row.start :].tolist() == [1, 2, 3] for row in found)
-
-
-def test_where_there_is_no_block_nothing_goes():
-    assert system_block(np.array([1, 2, 3]), {9}) == (0, 0)
-    (row,) = without_system(rows([[1, 2, 3]]), {9})
-    assert row.ids.tolist() == [1, 2, 3, 1, 2, 3]
-
-
-@pytest.mark.parametrize(("template", "keep", "cut"), [(of_roles, 1, 6), (chatml, 3, 8)])
-def test_without_marks_what_prompts_begin_with_goes_but_for_the_users_header(template, keep, cut):
-    prompts = [template(user) for user in USERS]
-    found = without_beginning(rows(prompts), keep)
-    bos = [BOS] if template is of_roles else []
-    assert [row.ids[: row.start].tolist() for row in found] == [[*bos, *one[cut:]] for one in prompts]
+    every = {"window off", "soft-cap off", "sinks off", "RoPE scaling off"}
+    assert {one.name for one in found} & every == has
+    assert {"adapter", *(every - has)} <= set(left)
+    for one in found:
+        with one.of(made) as other:
+            values = score(other, one.rows(given), [one.head])[0].log_probs
+        assert np.isfinite(values).all()
+        assert one.name == "as given" or (values != before).any(), one.name
+        assert (score(made, given)[0].log_probs == before).all(), one.name
+    assert all(torch.equal(one, state[name]) for name, one in made.state_dict().items())
 
 
-def test_a_prompt_is_never_empty_and_positions_jump_at_the_response():
-    (row,) = inputs.cut(rows([[4, 5]]), lambda prompt: prompt[2:])
-    assert row.ids.tolist() == [5, 1, 2, 3]
-    assert row.start == 1
-    (row,) = inputs.moved(rows([[4, 5]]), lambda row: 10)
-    assert row.positions.tolist() == [0, 1, 12, 13, 14]
-    long, short = inputs.padded(rows([[4, 5, 6], [7]]), 0)
-    assert short.ids.tolist() == [0, 0, 7, 1, 2, 3]
-    assert (long.start, short.start) == (3, 3)
+def reconfigured(kind, **change):
+    """Make the model again under another configuration."""
+    name, given = tiny.KINDS[kind]
+    tiny.KINDS["another"] = name, given | change
+    try:
+        return tiny.model("another")
+    finally:
+        del tiny.KINDS["another"]
 
 
-# ---------------------------------------------------------------- rounding
-
-
-def nearest(x, levels):
-    levels = np.asarray(levels, np.float64)
-    return levels[np.abs(np.asarray(x, np.float64)[..., None] - levels).argmin(-1)]
-
-
-def e4m3_levels():
-    positive = [m / 8 * 2.0**-6 for m in range(8)]
-    positive += [(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8) if (e, m) != (15, 7)]
-    return sorted({*positive, *(-one for one in positive)})
-
-
-def test_fp8_is_the_nearest_of_its_values_under_the_scale():
-    w = torch.randn(12, 20, generator=torch.Generator().manual_seed(0))
-
-    for how, axis in ((rounding.fp8_tensor, None), (rounding.fp8_channel, 1)):
-        x = w.double().numpy()
-        scale = np.abs(x).max(axis=axis, keepdims=axis is not None) / 448
-        want = nearest(x / scale, e4m3_levels()) * scale
-        assert np.abs(how(w, -1).double().numpy() - want).max() < 1e-6 * np.abs(x).max() + 0.07 * scale.max()
-    assert (rounding.fp8_block(w) - rounding.fp8_tensor(w)).abs().max() < 1e-6  # one block
-
-
-def test_integers_are_the_nearest_level_of_their_row_or_group():
-    w = torch.randn(6, 64, generator=torch.Generator().manual_seed(1)).double()
-
-    x = w.numpy()
-    scale = np.abs(x).max(1, keepdims=True) / 127
-    assert np.abs(rounding.int8_channel(w, -1).numpy() - np.rint(x / scale) * scale).max() < 1e-5
-    parts = x.reshape(6, 2, 32)
-    scale = np.abs(parts).max(-1, keepdims=True) / 7
-    want = (np.rint(parts / scale) * scale).reshape(6, 64)
-    assert np.abs(rounding.int4_group(w, -1).numpy() - want).max() < 1e-5
-    turned = rounding.int4_group(w.T.contiguous(), -2)
-    assert np.abs(turned.T.numpy() - want).max() < 1e-5
+@pytest.mark.parametrize(
+    ("kind", "name", "change"),
+    [
+        ("mixtral", "window off", {"sliding_window": None}),
+        ("gemma2", "soft-cap off", {"final_logit_softcapping": None, "attn_logit_softcapping": None}),
+        ("llama", "RoPE scaling off", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    ],
+)
+def test_a_hypothesis_of_the_architecture_is_the_model_under_another_configuration(kind, name, change):
+    made, given = tiny.model(kind), tiny.rows()
+    (hypothesis,) = [one for one in table(made, given, {})[0] if one.name == name]
+    want = np.concatenate(tiny.plainly(reconfigured(kind, **change), given))
+    with hypothesis.of(made) as other:
+        assert np.abs(score(other, given)[0].log_probs - want).max() <= 3e-5
 
 
 # ---------------------------------------------------------------- numbers

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -11,11 +9,24 @@ from peft import LoraConfig, get_peft_model
 
 from offpol_diag.errors import MemoryShortage, UsageError
 from offpol_diag.rescore import score as scoring
-from offpol_diag.rescore.score import Head, Penalties, Row, Size, batches, score
+from offpol_diag.rescore.score import Head, Size, score
 from tests import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 SMALL = Size(64, 3 * 4 * tiny.VOCABULARY)
+
+
+def log_softmax(x):
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def of_tokens(logits, given):
+    """Return the log-probs of the response tokens, end to end, of logits [L, V] of each row."""
+    pairs = zip(map(log_softmax, logits), given, strict=True)
+    return np.concatenate(
+        [one[np.arange(row.start - 1, len(row.ids) - 1), row.ids[row.start :]] for one, row in pairs]
+    )
 
 
 @pytest.mark.parametrize("kind", tiny.KINDS)
@@ -50,15 +61,8 @@ def test_a_body_in_bf16_has_its_head_in_float32():
     (found,) = score(made, given, size=SMALL)
 
     body = [made.base_model(input_ids=torch.tensor(row.ids)[None]).last_hidden_state[0] for row in given]
-    logits = [states.float() @ made.lm_head.weight.float().T for states in body]
-    want = np.concatenate(
-        [
-            one.log_softmax(-1)
-            .detach()
-            .numpy()[np.arange(row.start - 1, len(row.ids) - 1), row.ids[row.start :]]
-            for one, row in zip(logits, given, strict=True)
-        ]
-    )
+    logits = [(states.float() @ made.lm_head.weight.float().T).detach().numpy() for states in body]
+    want = of_tokens(logits, given)
     rough = np.concatenate(tiny.plainly(made, given))
     assert np.abs(found.log_probs - want).mean() < 0.3 * np.abs(rough - want).mean()
     assert all(torch.equal(weight, kept[name]) for name, weight in made.state_dict().items())
@@ -71,70 +75,13 @@ def test_entropy_and_rank():
 
     entropies, ranks = [], []
     for row in given:
-        logits = (
-            made(input_ids=torch.tensor(row.ids)[None])
-            .logits[0, row.start - 1 : -1]
-            .detach()
-            .double()
-            .numpy()
-            / 0.8
-        )
-        log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        logits = made(input_ids=torch.tensor(row.ids)[None]).logits[0, row.start - 1 : -1]
+        log_p = log_softmax(logits.detach().double().numpy() / 0.8)
         entropies.append(-(np.exp(log_p) * log_p).sum(-1))
         chosen = log_p[np.arange(row.size), row.ids[row.start :]]
         ranks.append((log_p > chosen[:, None]).sum(-1) + 1)
     assert np.abs(found.entropy - np.concatenate(entropies)).max() < 1e-4
     assert (found.rank == np.concatenate(ranks)).all()
-
-
-@pytest.mark.parametrize(("k", "p"), [(5, 1.0), (0, 0.8)])
-def test_renormalised_over_what_top_k_and_top_p_leave(k, p):
-    made, given = tiny.model("qwen2"), tiny.rows()
-
-    (found,) = score(made, given, (Head(top_k=k, top_p=p),), size=SMALL)
-
-    want = []
-    for row in given:
-        logits = (
-            made(input_ids=torch.tensor(row.ids)[None])
-            .logits[0, row.start - 1 : -1]
-            .detach()
-            .double()
-            .numpy()
-        )
-        for values, token in zip(logits, row.ids[row.start :], strict=True):
-            share = np.exp(values - values.max()) / np.exp(values - values.max()).sum()
-            order = np.argsort(-share)
-            kept = order[:k] if k else order[: int(np.searchsorted(np.cumsum(share[order]), p)) + 1]
-            want.append(np.log(share[token] / share[kept].sum()) if token in kept else -np.inf)
-    want = np.array(want)
-    assert (np.isinf(want) == np.isinf(found.log_probs)).all()
-    kept = np.isfinite(want)
-    assert np.abs(found.log_probs[kept] - want[kept]).max() < 1e-4
-
-
-def test_penalties_fall_on_tokens_seen_before():
-    """An oracle that counts: repetition in prompt and response, presence and frequency in the response."""
-    made, own = tiny.model("qwen2"), [Penalties(1.3, 0.5, 0.2), Penalties(), Penalties(frequency=-0.4)]
-    given = [replace(row, penalties=own[i % 3]) for i, row in enumerate(tiny.rows(temperature=0.7))]
-
-    (found,) = score(made, given, (Head(penalised=True),), size=SMALL)
-
-    want = []
-    for row in given:
-        every = made(input_ids=torch.tensor(row.ids)[None]).logits[0].detach().double().numpy()
-        for at in range(row.start, len(row.ids)):
-            logits = every[at - 1].copy()
-            for token in set(row.ids[:at].tolist()):
-                factor = row.penalties.repetition
-                logits[token] *= 1 / factor if logits[token] > 0 else factor
-                times = int((row.ids[row.start : at] == token).sum())
-                logits[token] -= row.penalties.presence * (times > 0) + row.penalties.frequency * times
-            logits /= 0.7
-            want.append(logits[row.ids[at]] - np.log(np.exp(logits - logits.max()).sum()) - logits.max())
-    (bare,) = score(made, given, size=SMALL)
-    assert np.abs(found.log_probs - want).max() < 1e-4
-    assert np.abs(found.log_probs - bare.log_probs).max() > 0.1
 
 
 def test_several_heads_share_one_pass_and_do_not_touch_each_other():
@@ -150,28 +97,6 @@ def test_several_heads_share_one_pass_and_do_not_touch_each_other():
     assert (first == last).all()
     assert np.abs(hot - first).mean() > 0.1
     assert 0 < np.abs(rounded - first).mean() < 0.05
-
-
-def test_positions_with_a_jump_are_not_taken_for_packed_sequences():
-    made, row = tiny.model("llama"), tiny.rows(1)[0]
-    jumped = np.concatenate((np.arange(row.start), np.arange(row.start, len(row.ids)) + 5))
-
-    (found,) = score(made, [Row(row.ids, row.start, positions=jumped)])
-
-    ids, at = torch.tensor(row.ids)[None], torch.tensor(jumped)[None]
-    want = made(input_ids=ids, position_ids=at, attention_mask=torch.ones_like(ids)).logits[0].detach()
-    want = want.log_softmax(-1)[np.arange(row.start - 1, len(row.ids) - 1), row.ids[row.start :]].numpy()
-    assert np.abs(found.log_probs - want).max() < 3e-5
-
-
-def test_batches_are_of_similar_lengths_and_hold_every_row_once():
-    found = batches([5, 30, 7, 30, 29, 1], 64)
-
-    assert sorted(i for one in found for i in one) == list(range(6))
-    assert [max([5, 30, 7, 30, 29, 1][i] for i in one) * len(one) <= 64 for one in found] == [True] * len(
-        found
-    )
-    assert batches([100], 10) == [[0]]
 
 
 def test_memory_that_runs_out_halves_the_batch_and_then_is_one_error(monkeypatch):
@@ -277,15 +202,5 @@ def test_it_equals_an_oracle_in_numpy(kind, oracle):
 
     (found,) = score(made, given, size=SMALL)
 
-    want = []
-    for row in given:
-        logits = oracle(weights, row.ids)
-        log_p = (
-            logits
-            - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
-            - logits.max(-1, keepdims=True)
-        )
-        want.append(log_p[np.arange(row.start - 1, len(row.ids) - 1), row.ids[row.start :]])
-    assert np.abs(found.log_probs - np.concatenate(want)).max() <= 3e-5 * max(
-        1, np.abs(np.concatenate(want)).max() / 10
-    )
+    want = of_tokens([oracle(weights, row.ids) for row in given], given)
+    assert np.abs(found.log_probs - want).max() <= 3e-5 * max(1, np.abs(want).max() / 10)

@@ -13,7 +13,7 @@ import numpy as np
 
 from offpol_diag.diagnosis.rows import Floats, Ints, Rows, clusters
 from offpol_diag.numerals import rounded
-from offpol_diag.result.reference import Outcome, Reference, Side, Token
+from offpol_diag.result.reference import Outcome, Reference, Side
 
 FLOORS, ERRORS = 3.0, 2.0
 """Floors beyond which a column computes something else, and standard errors beyond them."""
@@ -21,8 +21,6 @@ CLIP = 20.0
 """Bound on |Δ|, nats: a variant may forbid a token."""
 LEAST_GROUPS = 2
 """Prompts without which there is no standard error, and no verdict."""
-STRIP = 24
-"""Tokens of the strip."""
 KEY = "reference"
 """Where the provenance of a dump says what its column `reference_log_probs` is."""
 
@@ -80,22 +78,6 @@ def headline(found: Outcome, engine: Side, trainer: Side, apart: float) -> str:
     return "too few prompts for a verdict"
 
 
-def strip(ids: Ints | None, engine: Floats, trainer: Floats, reference: Floats, starts: Ints) -> list[Token]:
-    """Return the tokens around the largest difference of one response, with all three log-probs."""
-    if ids is None or not len(engine):
-        return []
-    worst = int(np.argmax(gaps(engine, reference) + gaps(trainer, reference)))
-    row = int(np.searchsorted(starts, worst, side="right")) - 1
-    begin = max(int(starts[row]), worst - STRIP // 2)
-    end = min(int(starts[row + 1]), begin + STRIP)
-    columns = (ids, engine, trainer, reference)
-    return [
-        Token(token_id=int(i), engine=float(e), trainer=float(t), reference=float(r))
-        for i, e, t, r in zip(*(one[begin:end] for one in columns), strict=True)
-        if np.isfinite((e, t, r)).all()
-    ]
-
-
 def in_dump(rows: Rows | None, provenance: Mapping[str, Any], columns: Mapping[str, str]) -> Reference | None:
     """Return the verdict on a dump that holds the reference's column; None on any other.
 
@@ -137,5 +119,4 @@ def in_dump(rows: Rows | None, provenance: Mapping[str, Any], columns: Mapping[s
         tokens=rows.tokens,
         sequences=rows.sequences,
         groups=len(np.unique(groups)),
-        strip=strip(rows.ids, rows.q, rows.p, reference, rows.starts),
     )

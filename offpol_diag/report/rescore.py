@@ -23,11 +23,11 @@ WORDS: Mapping[Outcome, tuple[str, Tone]] = {
     "few": ("TOO LITTLE DATA", "warn"),
 }
 """Outcome → a word before the sentence, and its tone."""
-HEADER = ("hypothesis", "tokens reproduced", "K3 left", "mean |Δ|", "")
+HEADER = ("hypothesis", "tokens reproduced", "K3 left", "mean |Δ|")
 FIRST = 6
 """Hypotheses in the short table."""
 MOST_NAMED = 4
-PASSES, PARAMETERS, PEAK, USED = 30, 7e9, 989e12, 0.4
+PASSES, PARAMETERS, PEAK, USED = 18, 7e9, 989e12, 0.4
 """Of the estimate: passes over the sample, as with the adapter of `sample_data`; parameters of the model;
 FLOP/s of an H100 in bf16, and the share of them that is assumed to be reached."""
 NOISE = {"numerics", "moe_outliers"}
@@ -43,8 +43,12 @@ trainer ── {trainer:^8} ── reference
 def answer(summary: Result, found: Reference) -> Answer:
     """Return the answer."""
     word, tone = WORDS[found.verdict]
+    name = PurePath(found.written or (summary.dump.files or ["dump"])[0]).name
+    some = f" of {count(whole)}" if (whole := found.groups_in_dump or 0) > found.groups else ""
+    size = f"{counted(found.sequences, 'sequence')}, {counted(found.tokens, 'token')}"
+    again = [("analyze", f"offpol-diag analyze {shlex.quote(found.written)}")] if found.written else []
     return Answer(
-        _about(summary, found),
+        f"{name}: {size}, {count(found.groups)}{some} prompts, scored by {found.model}",
         word,
         capital(found.headline),
         tone,
@@ -52,7 +56,7 @@ def answer(summary: Result, found: Reference) -> Answer:
         facts=tuple(_facts(found)),
         tables=tuple(one for one in _tables(found) if one.rows),
         code=(("Mean |Δ| of a token, nats", triangle(found)),),
-        next=tuple(_next(found)),
+        next=tuple(again),
         remarks=(
             f"bf16 alone changes {rounded(found.floor)} nats a token of this model. {found.how}.",
             *found.notes,
@@ -95,37 +99,39 @@ def deciding(summary: Result) -> Iterator[Fact]:
     )
 
 
-def _about(summary: Result, found: Reference) -> str:
-    name = PurePath(found.written or (summary.dump.files or ["dump"])[0]).name
-    whole = found.groups_in_dump
-    some = f" of {count(whole)}" if whole is not None and whole > found.groups else ""
-    parts = [
-        counted(found.sequences, "sequence"),
-        counted(found.tokens, "token"),
-        f"{count(found.groups)}{some} prompts",
-    ]
-    return f"{name}: {', '.join(parts)}, scored by {found.model}"
+def explained(name: str, side: Side) -> str:
+    """Return what a side computes, as far as a hypothesis says it."""
+    part = "" if side.share > 0.999 else f" in {rounded(side.share, 'share')} of the tokens"
+    part += f", where {side.where}" if side.where else ""
+    if side.state == "unknown":
+        none = f"The {name} computes something else{part}, and none of these hypotheses reproduces it."
+        return f"{none} The nearest is {side.variant}."
+    fit = next(one for one in side.fits if one.name == side.variant)
+    how = f"{rounded(fit.share, 'share')} of the tokens are as near as bf16 leaves 90% of them"
+    how = how if side.reproduced else f"nearest by far ({side.lead:.1f} standard errors), but not to rounding"
+    also = f" {capital(listed(side.alike[:MOST_NAMED]))} would fit as well." if side.alike else ""
+    return f"The {name}'s numbers are those of {side.meaning}{part}; {how}.{also}"
 
 
 def _facts(found: Reference) -> Iterator[Fact]:
-    for name, side in _odd(found):
-        yield Fact("Cause" if len(_odd(found)) == 1 else capital(name), explained(name, side, found))
+    odd = _odd(found)
+    for name, side in odd:
+        yield Fact("Cause" if len(odd) == 1 else capital(name), explained(name, side))
         if side.fix:
             yield Fact("What to do", side.fix.format(side=name))
     if found.verdict == "reference":
         yield Fact("What to do", "Give the checkpoint that sampled and scored these responses: --model.")
-    elif not any(side.fix for _, side in _odd(found)) and found.verdict in ("engine", "trainer", "both"):
-        yield Fact("What to do", "Compare the configuration of both sides; the closest hypotheses are below.")
-    if found.verdict == "few":
+    elif found.verdict == "few":
         yield Fact("What to do", "Give a dump of at least two prompts, with their group_id.")
-    yield Fact(
-        "Rests on", f"{capital(found.rests_on)}: with another prompt or temperature it may turn round."
-    )
+    elif odd and not any(side.fix for _, side in odd):
+        yield Fact("What to do", "Compare the configuration of both sides; the closest hypotheses are below.")
+    rests = f"{capital(found.rests_on)}: with another prompt or temperature it may turn round."
+    yield Fact("Rests on", rests)
     if found.small:
         most = sorted(found.small.items(), key=lambda one: one[1])[:MOST_NAMED]
         said = "; ".join(f"{name} ({count(many)} tokens)" for name, many in most)
         more = f", and {len(found.small) - len(most)} more" if len(found.small) > len(most) else ""
-        yield Fact("Too small", f"Change less than could be told here: {said}{more}.")
+        yield Fact("Too small", f"Change less than could be told here: {said}{more} (--sample).")
     if found.missing:
         yield Fact("Not testable", "; ".join(f"{name}: {why}" for name, why in found.missing.items()) + ".")
 
@@ -135,57 +141,24 @@ def _odd(found: Reference) -> list[tuple[str, Side]]:
     return [(name, side) for name, side in sides if side.state != "same"] if found.odd else []
 
 
-def explained(name: str, side: Side, found: Reference) -> str:
-    """Return what a side computes, as far as a hypothesis says it."""
-    part = "" if side.share > 0.999 else f" in {rounded(side.share, 'share')} of the tokens"
-    where = f", where {side.where}" if side.where else ""
-    if side.state == "unknown":
-        near = f" The nearest is {side.variant}." if side.variant and side.fits else ""
-        if not side.fits:
-            return f"The {name} computes something else{part}{where}; no hypothesis was tried."
-        none = "none of these hypotheses reproduces it"
-        return f"The {name} computes something else{part}{where}, and {none}.{near}"
-    fit = next(one for one in side.fits if one.name == side.variant)
-    how = f"{rounded(fit.share, 'share')} of the tokens are as near as bf16 leaves 90% of them"
-    how = how if side.reproduced else f"nearest by far ({side.lead:.1f} standard errors), but not to rounding"
-    also = f" {capital(listed(side.alike[:MOST_NAMED]))} would fit as well." if side.alike else ""
-    return f"The {name}'s numbers are those of {side.meaning}{part}{where}; {how}.{also}"
-
-
 def _tables(found: Reference) -> Iterator[Table]:
     for name, side in _odd(found) or [("engine", found.engine)]:
-        if not side.fits:
-            continue
         own = "hypotheses" if name == "engine" else f"hypotheses-{name}"
-        rows = _rows(side)
-        given = [i for i, fit in enumerate(side.fits) if fit.name == "as given"]
-        short = rows[:FIRST] + [rows[i] for i in given if i >= FIRST]
+        numbers = [
+            (fit.name, rounded(fit.share, "share"), rounded(fit.k3), rounded(fit.distance))
+            for fit in side.fits
+        ]
+        short = [
+            (*row, "◂" if side.state == "variant" and row[0] == side.variant else "")
+            for i, row in enumerate(numbers)
+            if i < FIRST or row[0] == "as given"
+        ]
         if found.odd:
-            yield Table(own, f"Nearest to the {name}, of {len(rows)} hypotheses", HEADER, short)
-        every = f"Every hypothesis against the {name}"
-        yield Table(f"{own}-all", every, (*HEADER[:4], "what it means"), _rows(side, True), shown="more")
-        tally = [(hypothesis, many) for hypothesis, many in side.groups.items()]
-        yield Table(
-            f"prompts-{name}", f"Hypotheses by prompt ({name})", ("fits best", "prompts"), tally, shown="more"
-        )
-    strip = [
-        (one.token_id, f"{one.engine:.4f}", f"{one.trainer:.4f}", f"{one.reference:.4f}")
-        for one in found.strip
-    ]
-    caption, header = "Tokens around the largest difference", ("token", "engine", "trainer", "reference")
-    yield Table("strip", caption, header, strip, shown="more")
+            yield Table(own, f"Nearest to the {name}, of {len(numbers)} hypotheses", (*HEADER, ""), short)
+        every = [(*row, fit.meaning) for row, fit in zip(numbers, side.fits, strict=True)]
+        title = f"Every hypothesis against the {name}"
+        yield Table(f"{own}-all", title, (*HEADER, "what it means"), every, shown="more")
+        title, tally = f"Hypotheses by prompt ({name})", list(side.groups.items())
+        yield Table(f"prompts-{name}", title, ("fits best", "prompts"), tally, shown="more")
     missing: Sequence[tuple[str, str]] = list(found.missing.items())
     yield Table("not-testable", "Not testable here", ("hypothesis", "why"), missing, shown="page")
-
-
-def _rows(side: Side, meaning: bool = False) -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = []
-    for fit in side.fits:
-        last = fit.meaning if meaning else "◂" if fit.name == side.variant and side.state == "variant" else ""
-        found.append((fit.name, rounded(fit.share, "share"), rounded(fit.k3), rounded(fit.distance), last))
-    return found
-
-
-def _next(found: Reference) -> Iterator[tuple[str, str]]:
-    if found.written:
-        yield "analyze", f"offpol-diag analyze {shlex.quote(found.written)}"

@@ -1,34 +1,47 @@
-"""`rescore` from the dump to the dump: what is read, scored, judged and written."""
+"""`rescore` from the dump to the dump: the passes over the model, the verdict, and what is written."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
 
-from offpol_diag.diagnosis.reference import KEY
+from offpol_diag.diagnosis import reference as three
 from offpol_diag.dump import schema as role
 from offpol_diag.dump.convert import open_dump
 from offpol_diag.dump.read import Dump
 from offpol_diag.dump.writer import KEY as METADATA_KEY
-from offpol_diag.errors import OffpolError, UsageError
+from offpol_diag.errors import OffpolError, UsageError, did_you_mean
 from offpol_diag.files import beside
-from offpol_diag.rescore import models
-from offpol_diag.rescore.rows import REFERENCE, Responses, read
-from offpol_diag.rescore.run import GROWN, fingerprint
-from offpol_diag.rescore.run import rescored as judged
+from offpol_diag.numerals import duration
+from offpol_diag.rescore import models, verdict
+from offpol_diag.rescore.models import Loaded
+from offpol_diag.rescore.rows import Responses, read
+from offpol_diag.rescore.score import Head, Row, Scores, score
+from offpol_diag.rescore.variants import AS_GIVEN, HONEST, Variant, in_bf16, table
 from offpol_diag.result.reference import SAMPLE_TOKENS, Reference
 
-COLUMNS = {REFERENCE[0]: pa.float32(), REFERENCE[1]: pa.float32(), REFERENCE[2]: pa.int32()}
+Floats = NDArray[np.float64]
+COLUMNS = {
+    "reference_log_probs": pa.float32(),
+    "reference_entropy": pa.float32(),
+    "reference_rank": pa.int32(),
+}
+"""The columns that are written."""
 ROWS = 4096
 """Rows of a row group."""
+OF_BF16 = 3.0
+"""What bf16 changes, in what bf16 logits alone change of a model that is computed in bf16 itself."""
 
 
 def rescored(
@@ -42,7 +55,6 @@ def rescored(
     sample: int | None,
     tries: Sequence[str],
     base: str | Path | None,
-    tokenizer: Any,
     max_length: int | None,
     dtype: str,
     attention: str | None,
@@ -50,28 +62,10 @@ def rescored(
     seed: int,
     progress: Any,
 ) -> tuple[Reference, dict[str, str]]:
-    """Score the responses of a dump again, and write them.
+    """Score the responses of a dump again, write them to `to`, and return the verdict.
 
-    Args:
-        paths: the dump.
-        model: folders or names on the hub, the run's own first; or a live model.
-        to: where the scored responses go.
-        say: told how long it takes.
-        columns: our names → the dump's.
-        on_bad_row: whether a row that cannot be read is left out.
-        sample: prompts that are scored at first; None for all of them.
-        tries: hypotheses to try, by name or family; all where none is named.
-        base: the base model of an adapter.
-        tokenizer: a folder; with a live model its tokenizer.
-        max_length: sequences of more tokens are left out.
-        dtype: type of the body.
-        attention: which attention of transformers.
-        device: where to compute.
-        seed: of the sample.
-        progress: called with tokens done and in all.
-
-    Returns:
-        The verdict, and the columns to name where what is written is read.
+    The arguments are those of `offpol_diag.rescore`; `say` is told how long it takes. With the verdict come
+    the columns to name where what is written is read.
     """
     live = not isinstance(model, str | Path | list | tuple)
     names = [] if live else [str(one) for one in ([model] if isinstance(model, str | Path) else model)]
@@ -79,70 +73,196 @@ def rescored(
         raise UsageError("rescore needs the model of the run", "name it: --model FOLDER")
     overrides = dict(columns or {})
     dump = open_dump(paths, columns=overrides, on_bad_row=on_bad_row)
-    most = None if sample is None else GROWN * sample
-    words = None if live or tokenizer is None else Path(str(tokenizer))
-    responses = read(dump, most, GROWN * SAMPLE_TOKENS, seed, words, max_length)
+    responses = read(dump, sample, SAMPLE_TOKENS, seed, max_length)
     if live:
-        loaded = models.given(model, tokenizer)
+        loaded = models.given(model)
     else:
-        below = None if base is None else str(base)
-        loaded = models.load(names, base=below, device=device, dtype=dtype, attention=attention)
+        under = None if base is None else str(base)
+        loaded = models.load(names, base=under, device=device, dtype=dtype, attention=attention)
     loaded.judge(responses.rows, dump.info.files[0])
-    folder = None
-    if not live:
-        key = fingerprint(dump.info.files, loaded, responses, tries)
-        folder = beside(to.resolve()).with_name(f".{to.name}.{key}")
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            say(f"going on where an interrupted run stopped ({folder})")
-    train = role.OLD if role.OLD in dump.info.columns else role.CURRENT
-    try:
-        found, passes, part = judged(
-            responses,
-            loaded,
-            groups=sample,
-            names=tries,
-            provenance=dump.info.provenance,
-            columns=(dump.info.columns[role.ROLLOUT], dump.info.columns[train]),
-            folder=folder,
-            say=say,
-            progress=progress or None,
-        )
-    except (KeyboardInterrupt, SystemExit, OffpolError):
-        if folder and any(folder.glob("*.npz")):
-            say(f"what was computed is kept in {folder}: the same command goes on from there")
-        elif folder:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    _write(to, dump, part, passes.columns(), found)
-    if folder:
-        shutil.rmtree(folder, ignore_errors=True)
+    variants, missing = table(loaded.model, responses.rows, loaded.checkpoints)
+    passes = Passes(loaded, responses.rows, chosen(variants, tries), progress or None)
+    passes.make(say)
+    ours = dump.info.columns
+    columns = ours[role.ROLLOUT], ours[role.OLD if role.OLD in ours else role.CURRENT]
+    found = judged(responses, passes, columns, dump.info.provenance)
+    _write(to, dump, responses, passes.reference, found)
     kept = {name: one for name, one in overrides.items() if one == role.NONE}
-    return found.model_copy(update={"written": str(to)}), kept
+    return found.model_copy(update={"missing": missing, "written": str(to)}), kept
 
 
-def _write(target: Path, dump: Dump, part: Responses, columns: Any, found: Reference) -> None:
+def chosen(variants: Sequence[Variant], names: Sequence[str]) -> list[Variant]:
+    """Return the hypotheses that are to be tried, by name or family; "as given" and honest ones always.
+
+    Raises:
+        UsageError: none is called so.
+    """
+    if not names or tuple(names) == ("all",):
+        return list(variants)
+    known = dict.fromkeys(word for one in variants for word in (one.name, one.family))
+    for name in names:
+        if name not in known and name != "none":
+            hint = did_you_mean(name, list(known)) or f"there are all, none, {', '.join(known)}"
+            raise UsageError(f"--try {name}: no hypothesis is called so", hint)
+    return [one for one in variants if one.family in HONEST or {one.name, one.family} & {*names}]
+
+
+@dataclass
+class Passes:
+    """Passes of a model over responses: one for each hypothesis that is not of the head alone.
+
+    Attributes:
+        loaded: the model.
+        rows: the responses.
+        variants: the hypotheses.
+        progress: called with tokens done, and in all.
+        scores: hypothesis → log-probs, [T].
+        reference: those of the model as given, with entropy and rank, [T] each.
+        noise: what bf16 changes of them, [T].
+        how: device, type, passes and time.
+    """
+
+    loaded: Loaded
+    rows: Sequence[Row]
+    variants: Sequence[Variant]
+    progress: Callable[[int, int], None] | None = None
+    scores: dict[str, Floats] = field(default_factory=dict)
+    reference: Scores = field(init=False)
+    noise: Floats = field(init=False)
+    how: str = ""
+    _done: int = 0
+
+    @property
+    def many(self) -> int:
+        """Passes of the body."""
+        return 2 + sum(not one.of_the_head for one in self.variants)
+
+    def make(self, say: Callable[[str], None] = lambda text: None) -> None:
+        """Score the responses under every hypothesis."""
+        begun = time.monotonic()
+        heads = [one for one in self.variants if one.of_the_head]
+        of_heads = self._pass(AS_GIVEN, [one.head for one in heads], more=True)
+        found, self.reference = dict(zip(heads, of_heads, strict=True)), of_heads[0]
+        kind = str(self.loaded.causal.dtype).removeprefix("torch.")
+        where = f"on {self.loaded.causal.device} in {kind}"
+        took = time.monotonic() - begun
+        left = duration(took * self.many)
+        say(
+            f"1 of {self.many} passes over {self.loaded.name} {where} took {duration(took)}, all about {left}"
+        )
+        for one in self.variants:
+            scores = found[one] if one in found else self._pass(one, [one.head])[0]
+            self.scores[one.name] = scores.log_probs.astype(np.float64)
+        self.noise = self.noise_of(AS_GIVEN)
+        self.how = f"{self.many} passes {where}, {duration(time.monotonic() - begun)}"
+
+    def noise_of(self, variant: Variant) -> Floats:
+        """Return what bf16 changes of a hypothesis, [T]."""
+        head = variant.head._replace(logits=torch.bfloat16)
+        if self.loaded.causal.dtype == torch.float32:
+            in_all = self._pass(variant, [head], rough=True)[0].log_probs
+        else:
+            exact, narrow = (one.log_probs for one in self._pass(variant, [variant.head, head]))
+            in_all = exact + OF_BF16 * (narrow - exact)
+        return three.gaps(in_all.astype(np.float64), self.scores[variant.name])
+
+    def _pass(
+        self, variant: Variant, heads: Sequence[Head], more: bool = False, rough: bool = False
+    ) -> list[Scores]:
+        """Score under one change of the model; `rough`: computed as in bf16."""
+        total = self.many * sum(len(row.ids) for row in self.rows)
+
+        def step(tokens: int) -> None:
+            self._done = min(self._done + tokens, total)
+            if self.progress:
+                self.progress(self._done, total)
+
+        with variant.of(self.loaded.model) as changed, ExitStack() as back:
+            if rough:
+                in_bf16(changed, back)
+            return score(changed, variant.rows(self.rows), heads, more=more, done=step)
+
+
+def judged(
+    responses: Responses, passes: Passes, columns: tuple[str, str], provenance: Mapping[str, Any]
+) -> Reference:
+    """Judge the engine's column and the trainer's by what every hypothesis says of the same tokens.
+
+    Args:
+        responses: the responses.
+        passes: what a model and its hypotheses say of them.
+        columns: names of the engine's column and the trainer's.
+        provenance: of the dump.
+    """
+    loaded, live = passes.loaded, responses.live
+    if not np.isfinite(passes.scores[AS_GIVEN.name]).all():
+        what = f"{loaded.name} gives log-probs that are not finite"
+        raise OffpolError(what, "check its weights, or give --dtype float32")
+    owner = np.repeat(np.arange(len(responses.rows)), responses.sizes)[live]
+    labels = {}
+    for name, values in responses.labels.items():
+        number = {value: i for i, value in enumerate(dict.fromkeys(values))}
+        labels[name] = np.array([number[value] for value in values])[owner], list(number)
+    scores = {one.name: passes.scores[one.name][live] for one in passes.variants}
+    seen = verdict.Evidence(scores, passes.noise[live], responses.group[owner], labels, passes.variants)
+    both = responses.engine[live], responses.trainer[live]
+    engine, trainer = (
+        verdict.side(name, column, seen, lambda one: passes.noise_of(one)[live])
+        for name, column in zip(columns, both, strict=True)
+    )
+    between = three.gaps(*both)
+    same = bool(engine.variant) and (engine.variant, engine.state) == (trainer.variant, trainer.state)
+    alike = same or not three.beyond(between, seen.noise, seen.groups)
+    outcome = three.outcome(engine.state != "same", trainer.state != "same", alike)
+    found = "few" if responses.here < three.LEAST_GROUPS else outcome
+    apart, tokens, told_apart = float(between.mean()), len(seen.noise), {engine.variant, trainer.variant}
+    needed = verdict.tokens_needed(seen)
+    heat = sorted({row.temperature for row in responses.rows})
+    said = f"temperature {heat[0]:g}" if len(heat) == 1 else "each response's temperature"
+    by = provenance.get("trainer")
+    by_whom = f"recorded by {by}" if isinstance(by, str) and by else "as the dump has them"
+    kind = str(loaded.causal.dtype).removeprefix("torch.")
+    lower = f"The model is computed in {kind} (--dtype): what that changes is in the reference too."
+    return Reference(
+        verdict=found,
+        headline=three.headline(found, engine, trainer, apart),
+        model=loaded.name,
+        rests_on=f"these prompt ids ({by_whom}), {said} and {loaded.name}",
+        floor=float(seen.noise.mean()),
+        apart=apart,
+        engine=engine,
+        trainer=trainer,
+        tokens=tokens,
+        sequences=len(responses.rows),
+        groups=responses.here,
+        groups_in_dump=responses.groups,
+        small={name: many for name, many in needed.items() if many > tokens and name not in told_apart},
+        how=passes.how,
+        notes=[*([] if kind == "float32" else [lower]), *responses.notes],
+    )
+
+
+def _write(target: Path, dump: Dump, part: Responses, columns: Scores, found: Reference) -> None:
     """Write the responses with the reference's columns, under the canonical names of the others."""
     roles = {name: ours for ours, name in dump.info.columns.items()}
-    taken, table = set(roles.values()) | set(REFERENCE), part.table
-    names = [roles.get(name, name) for name in table.column_names]
-    keep = [i for i, name in enumerate(table.column_names) if name in roles or names[i] not in taken]
-    table = table.select(keep).rename_columns([names[i] for i in keep])
+    taken, held = {*roles.values(), *COLUMNS}, part.table
+    names = [roles.get(name, name) for name in held.column_names]
+    keep = [i for i, name in enumerate(held.column_names) if name in roles or names[i] not in taken]
+    held = held.select(keep).rename_columns([names[i] for i in keep])
     offsets = pa.array(np.concatenate(([0], np.cumsum(part.sizes))), pa.int32())
     for (name, kind), values in zip(COLUMNS.items(), columns, strict=True):
         numbers = pa.array(values.astype(kind.to_pandas_dtype()))
-        table = table.append_column(name, pa.ListArray.from_arrays(offsets, numbers))
+        held = held.append_column(name, pa.ListArray.from_arrays(offsets, numbers))
     said = {"model": found.model, "floor": found.floor, "rests_on": found.rests_on}
-    provenance = {**dump.info.provenance, KEY: said}
-    table = table.replace_schema_metadata({METADATA_KEY: json.dumps(provenance, default=str)})
+    metadata = json.dumps({**dump.info.provenance, three.KEY: said}, default=str)
     temporary = beside(target.resolve())
     try:
-        pq.write_table(table, temporary, compression="zstd", row_group_size=ROWS)
+        held = held.replace_schema_metadata({METADATA_KEY: metadata})
+        pq.write_table(held, temporary, compression="zstd", row_group_size=ROWS)
         temporary.replace(target.resolve())
     except OSError as error:
-        raise UsageError(
-            f"{target}: cannot be written ({error.strerror or error})", "choose another place"
-        ) from error
+        what = f"{target}: cannot be written ({error.strerror or error})"
+        raise UsageError(what, "choose another place") from error
     finally:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offpol_diag.diagnosis.reference import LEAST_GROUPS, beyond, gaps, k3, mean_error
-from offpol_diag.rescore.variants import Variant, numerics
+from offpol_diag.diagnosis.reference import FLOORS, LEAST_GROUPS, beyond, gaps, k3, mean_error
+from offpol_diag.rescore.variants import HONEST, Variant
 from offpol_diag.result.reference import Fit, Side, State
 
 Floats = NDArray[np.float64]
@@ -23,7 +25,11 @@ TIED = 2.0
 REPRODUCED = 1.5
 """Own floors of a variant within which it reproduces a column."""
 MOST_VALUES = 64
+"""Values of a label that are still places: hosts and steps, not names of rows."""
 CLEAR = 0.95
+"""Share of a place's tokens that must be at fault, and of the fault that must be in such places."""
+MOST_NAMED = 4
+"""Places that are named."""
 
 
 @dataclass(frozen=True)
@@ -54,189 +60,158 @@ class Evidence:
         """The log-probs of the model as given."""
         return self.scores[self.variants[0].name]
 
-    def distances(self, column: Floats) -> dict[str, Floats]:
-        """Return log(|Δ| + tau) between every hypothesis and a column."""
-        return {name: np.log(gaps(one, column) + self.tau) for name, one in self.scores.items()}
+    @property
+    def places(self) -> list[tuple[str, Ints, Sequence[object]]]:
+        """Return (name, number of its value at each token, values) of labels that can be places."""
+        every = [(name, *one) for name, one in self.labels.items()]
+        return [one for one in every if 2 <= len(one[2]) <= MOST_VALUES]
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What a column is, before the floor of its variant is known.
+class Near:
+    """log(|Δ| + tau) between every hypothesis and a column, [T] each, and which of them are honest."""
 
-    Attributes:
-        column: the column, [T].
-        best: the nearest hypothesis.
-        lead: its lead over the honest ones in standard errors.
-        among: the tokens that it holds for, [T].
-        where: their place.
-        alike: hypotheses that fit as well.
-        tally: hypothesis → prompts that it fits best.
-        named: whether some hypothesis wins.
-    """
+    f: Mapping[str, Floats]
+    family: Mapping[str, str]
+    groups: Ints
 
-    column: Floats
-    best: str
+    @property
+    def honest(self) -> list[str]:
+        """The hypotheses that are no fault."""
+        return [name for name in self.f if self.family[name] in HONEST]
+
+    def lead_of(self, names: Iterable[str], at: Flags, units: Ints) -> tuple[str, float]:
+        """Return the best of some hypotheses at some tokens, and its lead over the best honest one."""
+        means = {name: float(self.f[name][at].mean()) for name in names}
+        best, fair = (min(some, key=means.__getitem__) for some in (means, self.honest))
+        if best == fair:
+            return best, 0.0
+        lead, error = mean_error((self.f[fair] - self.f[best])[at], units[at])
+        return best, lead / error if error > 0 else 0.0
+
+    def clean(self, variant: str, rest: Flags) -> bool:
+        """Return whether an honest hypothesis beats a variant in the rest."""
+        if not rest.any():
+            return False
+        fair = min(self.honest, key=lambda name: float(self.f[name][rest].mean()))
+        lead, error = mean_error((self.f[variant] - self.f[fair])[rest], self.groups[rest])
+        return bool(lead > LEAD * error) if np.isfinite(error) else lead > 0
+
+    def alike(self, best: str, among: Flags) -> list[str]:
+        """Return the hypotheses that are not told from the best one."""
+        found = []
+        for name, values in self.f.items():
+            mean, error = mean_error((values - self.f[best])[among], self.groups[among])
+            if name != best and mean <= TIED * error:
+                found.append((mean, name))
+        return [name for _, name in sorted(found)]
+
+    def tally(self) -> dict[str, int]:
+        """Return how many prompts each hypothesis fits best."""
+        names, counts = list(self.f), np.bincount(self.groups)
+        sums = np.stack([np.bincount(self.groups, self.f[name]) for name in names]) / np.maximum(counts, 1)
+        best = sums[:, counts > 0].argmin(0)
+        many = {names[i]: int((best == i).sum()) for i in np.unique(best)}
+        return dict(sorted(many.items(), key=lambda one: -one[1]))
+
+
+class Winner(NamedTuple):
+    """The nearest hypothesis, its lead in standard errors, whether it wins, its tokens [T], their place."""
+
+    name: str
     lead: float
+    wins: bool
     among: Flags
-    named: bool
     where: str = ""
-    alike: list[str] = field(default_factory=list)
-    tally: dict[str, int] = field(default_factory=dict)
 
 
-def lead_of(
-    f: Mapping[str, Floats], names: Sequence[str], honest: Sequence[str], at: Flags, groups: Ints
-) -> tuple[str, float]:
-    """Return the best hypothesis of some tokens, and its lead over the best honest one in standard errors."""
-    means = {name: float(f[name][at].mean()) for name in names}
-    best = min(means, key=means.__getitem__)
-    fair = min(honest, key=means.__getitem__)
-    if best in honest:
-        return best, 0.0
-    lead, error = mean_error(f[fair][at] - f[best][at], groups[at])
-    return best, lead / error if error > 0 else 0.0
-
-
-def judge(column: Floats, seen: Evidence) -> Judged:
-    """Judge one column by itself."""
-    f, honest = seen.distances(column), numerics(seen.variants)
-    names, whole = list(f), np.ones(len(column), np.bool_)
-    family = {one.name: one.family for one in seen.variants}
-    best, lead = lead_of(f, names, honest, whole, seen.groups)
-    wins = best not in honest and lead >= LEAD
-    tally = _tally(f, seen.groups)
-    for units, name, values in _units(seen):
-        found = _part(f, family, honest, units, seen.groups, by_group=not name)
-        if found is None:
+def winner(near: Near, seen: Evidence) -> Winner:
+    """Return what a column is: in the places or prompts where a hypothesis wins, else of all tokens."""
+    honest, family, groups = near.honest, near.family, near.groups
+    whole = np.ones(len(groups), np.bool_)
+    best, lead = near.lead_of(near.f, whole, groups)
+    wins = lead >= LEAD
+    for name, units, values in (*seen.places, ("", groups, ())):
+        every, within = np.unique(units), groups if name else np.arange(len(units))
+        won = defaultdict[str, list[int]](list)
+        for unit in every:
+            at = units == unit
+            here, its_lead = near.lead_of(near.f, at, within)
+            if its_lead >= LEAD_OF_PART and (not name or len(np.unique(groups[at])) > 2):
+                won[family[here]].append(int(unit))
+        if not won:
             continue
-        of_part, its_lead, held = found
+        kind, held = max(won.items(), key=lambda one: len(one[1]))
+        if len(held) == len(every) or (not name and len(held) < LEAST_GROUPS):
+            continue
         among = np.isin(units, held)
-        if name and among.all():
-            break
-        rest = ~among
-        if wins and family[of_part] == family[best] and not _clean(f, best, honest, rest, seen.groups):
+        of_part, its_lead = near.lead_of(
+            [*honest, *(one for one in family if family[one] == kind)], among, groups
+        )
+        if its_lead < LEAD:
+            continue
+        if wins and kind == family[best] and not near.clean(best, ~among):
             break  # the others have it too, less clearly
-        where = f"{name} = {', '.join(str(values[i]) for i in held[:4])}" if name else _located(among, seen)
-        return Judged(column, of_part, its_lead, among, True, where, _alike(f, of_part, among, seen), tally)
-    return Judged(column, best, lead, whole, wins, "", _alike(f, best, whole, seen) if wins else [], tally)
+        where = _place(name, [values[i] for i in held]) if name else _located(among, seen)
+        return Winner(of_part, its_lead, True, among, where)
+    return Winner(best, lead, wins, whole)
 
 
-def _units(seen: Evidence) -> Iterator[tuple[Ints, str, Sequence[object]]]:
-    """Yield how tokens are divided: by each label of few values, then by prompt."""
-    for name, (at, values) in seen.labels.items():
-        if 2 <= len(values) <= MOST_VALUES:
-            yield at, name, values
-    yield seen.groups, "", ()
-
-
-def _part(
-    f: Mapping[str, Floats],
-    family: Mapping[str, str],
-    honest: Sequence[str],
-    units: Ints,
-    groups: Ints,
-    by_group: bool,
-) -> tuple[str, float, list[int]] | None:
-    """Return a hypothesis that wins in some units and not in others, its lead there, and those units."""
-    found: dict[str, list[tuple[int, str]]] = {}
-    every = np.unique(units)
-    within = np.arange(len(units)) if by_group else groups
-    for unit in every:
-        at = units == unit
-        best, lead = lead_of(f, list(f), honest, at, within)
-        if best not in honest and lead >= LEAD_OF_PART and (by_group or len(np.unique(groups[at])) > 2):
-            found.setdefault(family[best], []).append((int(unit), best))
-    if not found:
-        return None
-    _, held = max(found.items(), key=lambda one: len(one[1]))
-    chosen = [unit for unit, _ in held]
-    if len(chosen) == len(every) or (by_group and len(chosen) < LEAST_GROUPS):
-        return None
-    at = np.isin(units, chosen)
-    names = [name for name in f if family[name] == family[held[0][1]] or name in honest]
-    best, lead = lead_of(f, names, honest, at, groups)
-    return (best, lead, chosen) if lead >= LEAD else None
-
-
-def _clean(f: Mapping[str, Floats], variant: str, honest: Sequence[str], rest: Flags, groups: Ints) -> bool:
-    """Return whether an honest hypothesis beats a variant in the rest."""
-    if not rest.any():
-        return False
-    fair = min(honest, key=lambda name: float(f[name][rest].mean()))
-    lead, error = mean_error(f[variant][rest] - f[fair][rest], groups[rest])
-    return bool(lead > LEAD * error) if np.isfinite(error) else lead > 0
-
-
-def _alike(f: Mapping[str, Floats], best: str, among: Flags, seen: Evidence) -> list[str]:
-    """Return the hypotheses that are not told from the best one."""
-    found = []
-    for name, values in f.items():
-        mean, error = mean_error((values - f[best])[among], seen.groups[among])
-        if name != best and mean <= TIED * error:
-            found.append((mean, name))
-    return [name for _, name in sorted(found)]
-
-
-def _tally(f: Mapping[str, Floats], groups: Ints) -> dict[str, int]:
-    """Return how many prompts each hypothesis fits best."""
-    names, counts = list(f), np.bincount(groups)
-    sums = np.stack([np.bincount(groups, f[name]) for name in names]) / np.maximum(counts, 1)
-    best = sums[:, counts > 0].argmin(0)
-    many = {names[i]: int((best == i).sum()) for i in np.unique(best)}
-    return dict(sorted(many.items(), key=lambda one: -one[1]))
+def _place(name: str, values: Sequence[object]) -> str:
+    return f"{name} = {', '.join(map(str, values[:MOST_NAMED]))}"
 
 
 def _located(among: Flags, seen: Evidence) -> str:
     """Return the values of a label that tokens have in common, and no others."""
-    for name, (at, values) in seen.labels.items():
-        if not 2 <= len(values) <= MOST_VALUES:
-            continue
+    for name, at, values in seen.places:
         share = np.bincount(at, among, len(values)) / np.maximum(np.bincount(at, minlength=len(values)), 1)
         inside = np.flatnonzero(share > CLEAR)
         if len(inside) and among[~np.isin(at, inside)].mean() < 1 - CLEAR:
-            return f"{name} = {', '.join(str(values[i]) for i in inside[:4])}"
+            return _place(name, [values[i] for i in inside])
     return ""
 
 
-# ---------------------------------------------------------------- with the floor of its variant
+def side(name: str, column: Floats, seen: Evidence, noise_of: Callable[[Variant], Floats]) -> Side:
+    """Judge one column by itself.
 
-
-def side(name: str, judged: Judged, seen: Evidence, own_noise: Floats | None) -> Side:
-    """Return what is said of a column; `own_noise` is what bf16 changes of the winning variant, [T]."""
-    column, reference, at = judged.column, seen.reference, judged.among
-    by_name = {one.name: one for one in seen.variants}
-    distance, share, where = gaps(column, reference), 1.0, judged.where
-    own, state, variant = None, "same", ""
-    if judged.named:
-        left = gaps(seen.scores[judged.best], column)
-        noise = seen.noise if own_noise is None else own_noise
+    Args:
+        name: what it is called.
+        column: its log-probs, [T].
+        seen: what every hypothesis says.
+        noise_of: what bf16 changes of a hypothesis, [T]; asked of the one that wins.
+    """
+    distance = gaps(column, seen.reference)
+    f = {name: np.log(gaps(one, column) + seen.tau) for name, one in seen.scores.items()}
+    near = Near(f, {one.name: one.family for one in seen.variants}, seen.groups)
+    best, lead, wins, at, where = winner(near, seen)
+    about = next(one for one in seen.variants if one.name == best)
+    state: State = "same"
+    own, share = None, 1.0
+    if wins:
+        left, noise = gaps(seen.scores[best], column), noise_of(about)
         own = float(left[at].mean() / max(float(noise[at].mean()), 1e-9))
         apart = beyond(left[at], np.maximum(noise, seen.noise)[at], seen.groups[at])
-        state, variant, share = ("unknown" if apart else "variant"), judged.best, float(at.mean())
+        state, share = "unknown" if apart else "variant", float(at.mean())
     elif beyond(distance, seen.noise, seen.groups):
-        state, variant = "unknown", judged.best
-    else:
-        held = _far_groups(distance, seen)
-        if held.any():
-            state, variant, share, where = "unknown", judged.best, float(held.mean()), _located(held, seen)
-    found: State = state  # type: ignore[assignment]
-    about = by_name[variant] if variant else None
-    named = about if state == "variant" else None
+        state = "unknown"
+    elif (held := _far_groups(distance, seen)).any():
+        state, share, where = "unknown", float(held.mean()), _located(held, seen)
+    told = state == "variant"
     return Side(
         column=name,
-        state=found,
+        state=state,
         distance=float(distance.mean()),
-        k3=k3(reference, column),
-        variant=variant,
-        meaning=about.meaning if about else "",
-        fix=named.fix if named else "",
-        lead=judged.lead if judged.named else None,
+        k3=k3(seen.reference, column),
+        variant="" if state == "same" else best,
+        meaning="" if state == "same" else about.meaning,
+        fix=about.fix if told else "",
+        lead=lead if wins else None,
         own_floors=own,
-        reproduced=own is not None and own <= REPRODUCED and state == "variant",
-        alike=judged.alike if state == "variant" else [],
+        reproduced=own is not None and own <= REPRODUCED and told,
+        alike=near.alike(best, at) if told else [],
         share=share,
         where=where,
-        groups=judged.tally,
+        groups=near.tally(),
         fits=_fits(column, seen, at),
     )
 
@@ -247,7 +222,7 @@ def _far_groups(distance: Floats, seen: Evidence) -> Flags:
     many = 0
     for group in np.unique(seen.groups):
         at = seen.groups == group
-        mean, error = mean_error((distance - 3 * seen.noise)[at], np.arange(int(at.sum())))
+        mean, error = mean_error((distance - FLOORS * seen.noise)[at], np.arange(int(at.sum())))
         if mean > LEAD_OF_PART * error:
             found |= at
             many += 1

@@ -53,7 +53,7 @@ from offpol_diag.result.findings import (
     Recommendation,
 )
 from offpol_diag.result.parts import Model
-from offpol_diag.result.reference import Fit, Reference, Side, Token
+from offpol_diag.result.reference import Fit, Reference, Side
 from offpol_diag.result.whole import (
     Against,
     Result,
@@ -113,7 +113,6 @@ __all__ = [
     "Subset",
     "Sweep",
     "SweptPoint",
-    "Token",
     "TokenThresholds",
     "Worst",
     "WorstSequence",

@@ -13,7 +13,7 @@ State = Literal["same", "variant", "unknown"]
 SAMPLE = 16
 """Prompts that `rescore` begins with."""
 SAMPLE_TOKENS = 4000
-"""Tokens that `rescore` begins with at least, where the dump has them."""
+"""Tokens that `rescore` scores at least, where the dump has them."""
 
 
 class Fit(Model):
@@ -54,15 +54,6 @@ class Side(Model):
     fits: list[Fit] = Field([], description="nearest first; empty without hypotheses")
 
 
-class Token(Model):
-    """One token with the three log-probs."""
-
-    token_id: int
-    engine: float
-    trainer: float
-    reference: float
-
-
 class Reference(Model):
     """The verdict of three."""
 
@@ -82,7 +73,6 @@ class Reference(Model):
     small: dict[str, Whole] = Field(
         {}, description="hypothesis that changes less than could be told here → tokens that would do"
     )
-    strip: list[Token] = Field([], description="the tokens around the largest difference")
     written: str = Field("", description="the dump that holds the reference's columns")
     how: str = Field("", description="device, type, passes and time")
     notes: list[str] = []
