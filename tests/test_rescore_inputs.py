@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from offpol_diag.diagnosis.reference import beyond, mean_error, outcome
+from offpol_diag.diagnosis.reference import beyond, mean_error
 from offpol_diag.rescore.score import Row, score
 from offpol_diag.rescore.variants import table
 from tests import tiny
@@ -131,17 +131,3 @@ def test_beyond_the_floors():
     assert not beyond(np.full(200, 0.02), noise, groups)
     assert beyond(np.full(200, 0.04) + np.arange(200) * 1e-5, noise, groups)
     assert not beyond(np.full(20, 1.0), noise[:20], groups[:20])  # one group
-
-
-@pytest.mark.parametrize(
-    ("odd", "alike", "want"),
-    [
-        ((False, False), True, "same"),
-        ((True, False), False, "engine"),
-        ((False, True), False, "trainer"),
-        ((True, True), False, "both"),
-        ((True, True), True, "reference"),
-    ],
-)
-def test_the_five_outcomes(odd, alike, want):
-    assert outcome(*odd, alike) == want

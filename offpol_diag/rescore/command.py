@@ -84,8 +84,8 @@ def rescored(
     passes = Passes(loaded, responses.rows, chosen(variants, tries), progress or None)
     passes.make(say)
     ours = dump.info.columns
-    columns = ours[role.ROLLOUT], ours[role.OLD if role.OLD in ours else role.CURRENT]
-    found = judged(responses, passes, columns, dump.info.provenance)
+    both = ours[role.ROLLOUT], ours[role.OLD if role.OLD in ours else role.CURRENT]
+    found = judged(responses, passes, both, dump.info.provenance)
     _write(to, dump, responses, passes.reference, found)
     kept = {name: one for name, one in overrides.items() if one == role.NONE}
     return found.model_copy(update={"missing": missing, "written": str(to)}), kept

@@ -165,8 +165,8 @@ def _located(among: Flags, seen: Evidence) -> str:
     """Return the values of a label that tokens have in common, and no others."""
     for name, at, values in seen.places:
         share = np.bincount(at, among, len(values)) / np.maximum(np.bincount(at, minlength=len(values)), 1)
-        inside = np.flatnonzero(share > CLEAR)
-        if len(inside) and among[~np.isin(at, inside)].mean() < 1 - CLEAR:
+        inside = np.flatnonzero(share > CLEAR).tolist()
+        if inside and among[~np.isin(at, inside)].mean() < 1 - CLEAR:
             return _place(name, [values[i] for i in inside])
     return ""
 
