@@ -126,7 +126,7 @@ def test_short_memory_is_no_bug(error, monkeypatch, capsys):
     def short(*args, **more):
         raise error
 
-    monkeypatch.setattr("offpol_diag.api.analyze", short)
+    monkeypatch.setattr("offpol_diag.analyze", short)
     with pytest.raises(SystemExit) as stopped, process.exit_codes():
         app(["analyze", "dumps", *FEW, "--no-html"], standalone_mode=False)
     assert stopped.value.code == 2
