@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, wraps
+from functools import wraps
 from typing import Any, TypeVar, cast
 
 from offpol_diag.core import formulas as f
@@ -148,8 +148,8 @@ class Evaluator:
             x = self.sequences.spread(x)
         if reject.advantage == "any":
             return ~f.outside(x, rule.lower, rule.upper)
-        advantage = self.advantages if reject.on_tokens else self.mean_advantage
-        assert advantage is not None
+        assert self.advantages is not None
+        advantage = self.advantages if reject.on_tokens else self.sequences.mean(self.advantages)
         match reject.advantage:
             case "negative":
                 above = below = advantage < 0
@@ -162,11 +162,6 @@ class Evaluator:
             case "away":  # the update pushes r further from 1
                 above = below = advantage * self.log_ratio(rule.policy) > 0
         return ~(((x > rule.upper) & above) | ((x < rule.lower) & below))
-
-    @cached_property
-    def mean_advantage(self) -> Array:
-        """Mean advantage of each sequence, [S]."""
-        return self.sequences.mean(self.advantages)
 
     @once
     def veto_hits(self, veto: VetoBounds) -> Array:

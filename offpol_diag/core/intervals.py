@@ -175,11 +175,6 @@ def intervals(values: Array, groups: Groups, within: Sequence[Range]) -> list[En
     return result
 
 
-def none_of(units: float) -> float:
-    """Return the upper end of the interval of a share of which no event was seen: about 3.7 / units."""
-    return float(1 - 0.025 ** (1 / units))
-
-
 # ---------------------------------------------------------------- metrics
 
 Lookup = Callable[[str], Array]
@@ -294,10 +289,9 @@ class Reader:
         blank = describe(row)
         if not math.isfinite(value):
             return undefined(blank, value)
-        if (
-            row.counts and value in (0.0, 1.0) and ends == (value, value)
-        ):  # seen of no sequence, or of every one
-            missed = none_of(float(self.drawn["sequences"][0]))
+        if row.counts and value in (0.0, 1.0) and ends == (value, value):
+            # seen of no sequence, or of every one: up to about 3.7 / sequences may have been missed
+            missed = 1 - 0.025 ** (1 / float(self.drawn["sequences"][0]))
             ends = (0.0, missed) if value == 0 else (1 - missed, 1.0)
         return replace(blank, value=value, interval=ends, note=_note(ends))
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from offpol_diag.core.formulas import LARGEST
 from offpol_diag.core.gap import CHI2_SEQUENCE, Drift, Terms
-from offpol_diag.core.intervals import Formula, Reader, plain
+from offpol_diag.core.intervals import Formula, Reader, describe, plain
 from offpol_diag.core.state import Array, State, Table, largest_of
 from offpol_diag.number import OVERFLOWS, Number, Numbers
 
@@ -222,7 +222,7 @@ def chi2_sequence(reader: Reader, logs: Mapping[str, Array], drift: Drift, large
     log10, unknown = log / math.log(10), OVERFLOWS
     if not math.isfinite(log10):
         log10, unknown = None, "overflows float64, and so does its log10"  # type: ignore[assignment]
-    return Number(unit=row.unit, over=row.over, formula=row.text, log10=log10, unknown=unknown)
+    return replace(describe(row), log10=log10, unknown=unknown)
 
 
 def _top_share(counts: Array, sums: Array) -> float:
