@@ -7,7 +7,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag.dump import schema as roles
 from offpol_diag.dump.convert import open_dump
 from offpol_diag.errors import DumpError
 from tests import factory
@@ -102,6 +101,11 @@ def test_versions_of_a_response_may_be_unknown_and_do_not_fall(tmp_path):
     assert factory.read(path).weight_versions.tolist() == [-1, 3, 2, 5, 4, -1]
     path = write(tmp_path / "a.parquet", weight_versions=[*given[:3], [4, 3]])
     assert "row 3, column 'weight_versions': token 1 is 3, and the tokens before" in refusal(path).message
+    logs = [[-0.5] * 3]
+    path = factory.write(
+        tmp_path / "b.parquet", None, **{ROLLOUT: logs, OLD: logs}, weight_versions=[[5, -1, 4]]
+    )
+    assert "token 2 is 4, and the tokens before it are of a later version" in refusal(path).message
 
 
 NOTHING = dict.fromkeys((ROLLOUT, OLD), pa.array([[], []], FLOATS))
@@ -246,6 +250,21 @@ COLUMNS = [  # columns of the file, --columns or --group-by, what is said, and t
         "inference_logprobs and logprobs can each be the rollout",
         "--columns rollout=inference_logprobs or --columns rollout=logprobs",
     ),
+    (
+        {"logprobs": GOOD},
+        {},
+        "rollout_log_probs and logprobs can each be the rollout",
+        "say which: --columns rollout=rollout_log_probs or --columns rollout=logprobs",
+    ),
+    (
+        {
+            "output_versions": [[1] * len(row) for row in GOOD],
+            "weight_versions": [[1] * len(row) for row in GOOD],
+        },
+        {},
+        "weight_versions and output_versions can each be the ",
+        "--columns weight_versions=output_versions",
+    ),
     ({}, {"rolout": "x"}, "no part is called 'rolout'", "did you mean rollout"),
     ({}, {"zzz": "x"}, "no part is called 'zzz'", "the parts are rollout_log_probs,"),
     ({}, {"old": "old_logprob"}, "there is no column 'old_logprob'", "did you mean old_log_probs"),
@@ -262,23 +281,6 @@ def test_columns_that_cannot_be_meant_are_refused_with_a_way(tmp_path, made, giv
     error = refusal(write(tmp_path / "a.parquet", **made), **how)
     assert says in error.message
     assert hint in error.hint
-
-
-@pytest.mark.parametrize("long", [False, True], ids=["list", "long"])
-def test_a_canonical_name_beside_an_alias_is_ambiguous_in_every_column(long):
-    kinds = {"tokens": pa.list_, "list": pa.list_}
-    for one in roles.TABLE:
-        kind = one.stored or pa.string()
-        for alias in (name for name in one.called(long)[1:] if name != "mask"):
-            given = {ROLLOUT: pa.float32(), OLD: pa.float32(), one.name: kind, alias: kind}
-            made = pa.schema(
-                {x: y if long else kinds.get(one.holds, lambda z: z)(y) for x, y in given.items()}
-            )
-            with pytest.raises(DumpError) as caught:
-                roles.assigned(made.names, {}, "a", long)
-            error, word = caught.value, one.short or one.name
-            assert f"{one.name} and {alias} can each be the {word}" in error.message
-            assert error.hint == f"say which: --columns {word}={one.name} or --columns {word}={alias}"
 
 
 def test_an_alias_of_both_forms_is_one_candidate(tmp_path):

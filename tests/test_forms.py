@@ -42,6 +42,11 @@ def row(i: int) -> dict[str, Any]:
         "token_ids": random.integers(0, 1000, n).tolist(),
         "rewards": float(i % 2),
         "host": "a" if i < 8 else "b",
+        "weight_versions": [5 + at // 4 for at in range(n)],
+        "prompt_length": i if i % 3 else None,
+        "finish_reason": "stop" if i % 3 else None,
+        "weight_digest_rollout": "a" if i % 4 else None,
+        "weight_digest_train": f"b{i % 2}" if i % 4 else None,
     }
 
 

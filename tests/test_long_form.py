@@ -22,6 +22,7 @@ TOKENS = {
     "advantages": "advantage",
     "token_ids": "token_id",
     "entropy": "entropy",
+    "weight_versions": "weight_version",
 }
 
 
@@ -40,6 +41,11 @@ def sequences(count: int = 40) -> dict[str, Any]:
             name: [row * 0.5 for row in rows] if name != "token_ids" else rows for name, rows in lists.items()
         },
         "response_mask": [(rng.integers(0, 4, n) > 0).astype(np.int8) for n in lengths],
+        "weight_versions": [5 + np.arange(n) // 4 for n in lengths],
+        "prompt_length": np.arange(count),
+        "finish_reason": ["length" if i % 3 else "stop" for i in range(count)],
+        "weight_digest_rollout": [f"a{i % 2}" for i in range(count)],
+        "weight_digest_train": ["a0"] * count,
         "sequence_id": [f"s{i}" for i in rng.permutation(count)],
         "group_id": [f"g{i // 4}" for i in range(count)],
         "rewards": rng.normal(size=count),

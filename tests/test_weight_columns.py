@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -53,33 +52,6 @@ def test_versions_are_read_per_token_under_either_name(tmp_path: Path, name: str
     assert open_dump([str(path)]).info.columns["weight_versions"] == name
 
 
-def test_lines_of_json_carry_them(tmp_path: Path) -> None:
-    columns = {"rollout_log_probs": LOGS, "old_log_probs": LOGS, "weight_versions": VERSIONS, **TOLD}
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    path = tmp_path / "a.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    assert versions(path) == FLAT
-    (one,) = open_dump([str(path)]).batches()
-    assert {name: one.scalars[name] for name in TOLD} == TOLD
-    made, _ = converted(path)
-    assert [row["weight_versions"] for row in made] == VERSIONS
-    assert {name: [row[name] for row in made] for name in TOLD} == TOLD
-
-
-def test_a_dump_of_one_row_per_token_carries_them(tmp_path: Path) -> None:
-    rows = [i for i, n in enumerate(LENGTHS) for _ in range(n)]
-    columns: dict[str, Any] = {
-        "rollout_log_prob": [-0.5] * 8,
-        "old_log_prob": [-0.5] * 8,
-        "sequence_id": rows,
-    }
-    columns |= {name: [values[i] for i in rows] for name, values in TOLD.items()}
-    pq.write_table(pa.table(columns | {"weight_version": FLAT}), tmp_path / "a.parquet")
-    assert versions(tmp_path / "a.parquet") == FLAT
-    (one,) = open_dump([str(tmp_path / "a.parquet")]).batches()
-    assert {name: one.scalars[name] for name in TOLD} == TOLD
-
-
 def test_a_padded_batch_keeps_its_versions_and_those_of_masked_tokens_may_be_anything(tmp_path: Path) -> None:
     logs, mask = -np.ones((2, 4)), np.array([[1, 0, 1, 0], [1, 1, 1, 1]])
     given = np.array([[5, -1, 6, 0], [7, 7, 7, 8]])
@@ -111,34 +83,6 @@ def test_the_sample_of_the_diagnosis_has_them_and_the_rewards(tmp_path: Path) ->
         (0.0, 12), (1.0, 0), (2.0, None),
     ]  # fmt: skip
     assert {*TOLD} < found.scalars.keys()
-
-
-FALLS = {
-    "per token": (
-        [[5, 5, 6, 5], [5], [6, 6, 6]],
-        "token 3 is 5, and the tokens before it are of a later version",
-    ),
-    "past an unknown one": ([[5, -1, 4, 5], [5], [6, 6, 6]], "token 2 is 4, and"),
-}
-
-
-@pytest.mark.parametrize(("given", "says"), FALLS.values(), ids=FALLS)
-def test_versions_that_fall_are_bad_input(tmp_path: Path, given: Any, says: str) -> None:
-    path = write(tmp_path / "a.parquet", weight_versions=given)
-    error = refusal(str(path))
-    assert error.message.startswith(f"{path}, row group 0, row 0, column 'weight_versions': {says}")
-    ran = CliRunner().invoke(app, ["analyze", str(path)])
-    assert ran.exit_code == 2
-    assert f"error: {path}, row group 0, row 0, column 'weight_versions'" in ran.output.replace("\n  ", " ")
-    assert "hint: " in ran.output
-    dump = open_dump([str(path)], on_bad_row="skip")
-    assert [one.sequences for one in dump.batches()] == [2]
-    rows = [
-        {"rollout_log_probs": q, "old_log_probs": q, "weight_versions": v}
-        for q, v in zip(LOGS, given, strict=True)
-    ]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    assert "weight_versions" in refusal(str(tmp_path / "a.jsonl")).message
 
 
 @pytest.mark.parametrize("side", DIGESTS)
