@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Container
 from itertools import pairwise
-from typing import Literal
 
 from offpol_diag.metrics import PAIRS
 from offpol_diag.number import Number
@@ -161,7 +160,7 @@ def histogram(result: Result) -> Chart | None:
     if less and more and off:
         low, high = (rounded(one.share, "share") for one in (less, more))
         title += f": {low} are less likely under the trainer, {high} more"
-    axis = {"type": "log", "range": [-0.15, math.log10(max(found.counts) or 1) + 0.2], "dtick": 1}
+    axis = LOG | {"range": [-0.15, math.log10(max(found.counts) or 1) + 0.2]}
     return chart(
         "histogram", title, Panel("Δ = log π_train − log π_rollout, nats", "tokens", traces, {}, axis)
     )
@@ -304,8 +303,10 @@ def length(result: Result) -> Chart | None:
         title += f"; the median response has {found.median}" if found.median else ""
     shapes = [tint(0, TENTH, "bad")]
     if found.median:
-        side: Literal["left", "right"] = "left" if found.median**2 > x[0] * x[-1] else "right"
-        shapes.append(upright(found.median, "median response", side))
+        late, high = found.median**2 > x[0] * x[-1], (ess[-1].value or 0.0) > 0.5
+        place = {"xanchor": "right"} if late else {}
+        place |= {"textposition": "start", "yanchor": "bottom"} if high else {}
+        shapes.append(upright(found.median, "median response", **place))
     up, axis = f"ESS of sequence weights{' (○ unreliable)' * any(hollow)}", LOG
     traces = curve((x, ess, "", TEAL), [counted(tokens, "token") for tokens in x], hollow)
     return chart("length", title, Panel("tokens multiplied into one weight", up, traces, axis, SHARE, shapes))

@@ -205,7 +205,9 @@ def k3_panel(
             room = math.log(top / bottom) > 0.12 * math.log(ends[1] / ends[0])
             label = {"text": one.name if room else "", "textposition": f"top {'left' if taken else 'right'}"}
             bands.append(tint(bottom, top, tone(one.name)) | {"label": label})
-    axis = LOG | {"range": [*map(math.log10, ends)]} | ({} if ends[1] > 50 * ends[0] else {"dtick": "D2"})
+    span = ends[1] / ends[0]
+    axis = LOG | {"range": [*map(math.log10, ends)], "dtick": 1 if span > 50 else "D2" if span > 5 else "D1"}
+    axis |= {"tickformat": "~e"} if ends[0] < 1e-4 else {}
     traces = [trace for line in lines for trace in curve(line, floor=ends[0], **more)]
     return Panel(across, "K3 KL, nats per token", traces, x or {}, axis, [*bands, *shapes])
 
@@ -216,16 +218,16 @@ def tint(low: float, high: float, tone_: str) -> Dict:
     return {"xref": "x domain", "x0": 0, "x1": 1, "y0": low, "y1": high, **look}
 
 
-def upright(x: float, text: str = "", side: Literal["left", "right"] = "right") -> Dict:
-    """Return a dashed line at x, with a name beside its top."""
-    anchor = {"xanchor": "left" if side == "right" else "right", "yanchor": "top"}
-    label = {"text": escaped(text), "textangle": 0, "textposition": "end", **anchor}
-    return {"type": "line", "yref": "y domain", "x0": x, "x1": x, "y0": 0, "y1": 1, "label": label}
+def upright(x: float, text: str = "", **label: Any) -> Dict:
+    """Return a dashed line at x, with a name right of its top, unless the label says otherwise."""
+    usual = {"textangle": 0, "textposition": "end", "xanchor": "left", "yanchor": "top"}
+    ends = {"yref": "y domain", "x0": x, "x1": x, "y0": 0, "y1": 1}
+    return {"type": "line", **ends, "label": {"text": escaped(text), **usual, **label}}
 
 
 def level(y: float, text: str = "") -> Dict:
     """Return a dashed line at y, with a name at its end."""
-    label = {"text": escaped(text), "textposition": "end", "yanchor": "bottom"}
+    label = {"text": escaped(text), "textposition": "end", "yanchor": "top"}
     return {"type": "line", "xref": "x domain", "x0": 0, "x1": 1, "y0": y, "y1": y, "label": label}
 
 
