@@ -13,11 +13,7 @@ NAME = "weights_not_synced"
 CASES = {
     "equal": (None, lambda step: f"w{step}", 0),
     "one that stays": (NAME, lambda step: f"w{min(step, 3)}", 0),
-    "others at every other step": (
-        "weights_not_synced",
-        lambda step: f"v{step}" if step % 2 else f"w{step}",
-        0,
-    ),
+    "others at every other step": (NAME, lambda step: f"v{step}" if step % 2 else f"w{step}", 0),
     "older ones, as the lag says": (None, lambda step: f"w{max(step - 1, 0)}", 1),
     "older ones, and no lag is recorded": (None, lambda step: f"w{max(step - 1, 0)}", None),
     "older ones at lag 0": (None, lambda step: f"w{max(step - 1, 0)}", 0),
@@ -25,11 +21,6 @@ CASES = {
     "of another dtype in every row": (None, lambda step: f"b{step}", 0),
     "of another dtype from a step on": (None, lambda step: f"w{step}" if step < 4 else f"b{step}", 0),
     "of another dtype up to a step": (None, lambda step: f"b{step}" if step < 4 else f"w{step}", 0),
-}
-SHORT = {
-    "two steps, one behind": (2, lambda step: "w0"),
-    "three steps, two behind": (3, lambda step: "w0"),
-    "four optimiser steps of one batch": (4, lambda step: "w0"),
 }
 
 
@@ -71,6 +62,7 @@ def test_one_missed_sync_is_no_end_of_them(tmp_path):
     assert "in 12% of the responses" in found.statement
 
 
-@pytest.mark.parametrize("case", SHORT)
-def test_a_dump_of_a_few_steps_may_begin_with_a_constant_lag(tmp_path, case):
-    assert named(tmp_path, *SHORT[case], 0) == []
+@pytest.mark.parametrize("steps", [2, 3, 4])
+def test_a_dump_of_a_few_steps_may_begin_with_a_constant_lag(tmp_path, steps):
+    """One or two behind, or several optimiser steps of one batch."""
+    assert named(tmp_path, steps, lambda step: "w0", 0) == []
