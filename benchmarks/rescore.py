@@ -1,6 +1,6 @@
 """How often `rescore` is right, on faults that are made apart from its hypotheses.
 
-python -m benchmarks.rescore [ARCHITECTURE…] [--folder DIR] [--seed N]
+python -m benchmarks.rescore [ARCHITECTURE…] [--folder DIR]
 
 Five architectures with what tells them apart (windows, soft caps, sinks, scaled RoPE, experts) are trained
 for a minute each, with a LoRA policy. An engine has its adapter merged by hand, weights and products in bf16,
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import copy
 import json
 import random
 import sys
@@ -36,7 +35,7 @@ from offpol_diag.rescore.rows import Responses
 from offpol_diag.rescore.score import Row
 from offpol_diag.rescore.variants import table
 
-GROUPS, EACH = 12, 2
+GROUPS, EACH, SEED = 12, 2, 1
 STEPS, LAST = (20, 40), 60
 """Earlier checkpoints of a policy, and its last step."""
 SIZE: dict[str, Any] = sample.SIZE | {
@@ -92,14 +91,10 @@ def config(kind: str, **change: Any) -> Any:
     return getattr(transformers, name)(**given | change)
 
 
-def base_of(folder: Path) -> Any:
-    """Load the base in float32."""
-    return transformers.AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32).eval()
-
-
 def policy_of(folder: Path, step: int = LAST) -> Any:
     """Load a policy in float32, the adapter apart."""
-    return PeftModel.from_pretrained(base_of(folder), folder / f"step_{step}").eval()
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32)
+    return PeftModel.from_pretrained(base, folder / f"step_{step}").eval()
 
 
 def engine(
@@ -114,7 +109,7 @@ def engine(
 ) -> Any:
     """Return an engine's model: the adapter merged at a scale, under another configuration."""
     model = transformers.AutoModelForCausalLM.from_config(config(kind, **change)).float().eval()
-    model.load_state_dict(copy.deepcopy(base_of(folder).state_dict()))
+    model.load_state_dict(policy_of(folder).unload().state_dict())
     weights = dict(model.named_parameters())
     said = json.loads((folder / f"step_{step}" / "adapter_config.json").read_text())
     state = load_file(folder / f"step_{step}" / "adapter_model.safetensors")
@@ -182,9 +177,9 @@ def engine_faults(kind: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def judge(kind: str, folder: Path, seed: int, count: Any) -> None:
+def judge(kind: str, folder: Path, count: Any) -> None:
     """Judge every fault in one architecture: engines, a host of four, trainers, another --model."""
-    rng, prose = random.Random(seed), sample.corpus()[1]
+    rng, prose = random.Random(SEED), sample.corpus()[1]
     prompts = [
         one
         for _ in range(GROUPS)
@@ -197,7 +192,7 @@ def judge(kind: str, folder: Path, seed: int, count: Any) -> None:
     def sampled(change: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         change = dict(change)
         own = change.pop("prompt", list)
-        return sample.sampled(engine(folder, kind, **change), [own(one) for one in prompts], seed)
+        return sample.sampled(engine(folder, kind, **change), [own(one) for one in prompts], SEED)
 
     def passes(tokens: np.ndarray, loaded: Any = run) -> command.Passes:
         pairs = zip(prompts, tokens, strict=True)
@@ -272,7 +267,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kinds", nargs="*", default=list(KINDS), metavar="ARCHITECTURE")
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp/offpol-diag-rescore"))
-    parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
@@ -286,7 +280,7 @@ def main() -> None:
         wrong.extend([] if good else [f"{what}: {said}"])
 
     for kind in asked.kinds:
-        judge(kind, made(kind, asked.folder), asked.seed, count)
+        judge(kind, made(kind, asked.folder), count)
         for name, many in sorted(every.items()):
             print(f"{name:45} {right[name]} of {many}")
         print("wrong:", *wrong, sep="\n  ", flush=True)
