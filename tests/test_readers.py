@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offpol_diag.dump.check import TOLERANCE
-from offpol_diag.dump.pack import INCREMENT, mix
+from offpol_diag.dump.hashes import INCREMENT, mix
 from offpol_diag.dump.read import open_dump
 from offpol_diag.dump.sources import find
 from tests.factory import ALL, OLD, ROLLOUT, plain, read, refusal, write

@@ -15,6 +15,7 @@ import pyarrow.types as pt
 
 from offpol_diag.dump import schema
 from offpol_diag.dump.batch import Array, Batch
+from offpol_diag.dump.hashes import INCREMENT, mix
 from offpol_diag.dump.schema import is_list, is_text
 from offpol_diag.errors import DumpError
 
@@ -260,18 +261,6 @@ def pack(rows: Rows) -> Batch:
 
 
 # ---------------------------------------------------------------- keys
-
-
-INCREMENT = np.uint64(0x9E3779B97F4A7C15)
-"""Distance of SplitMix64's counters: its n-th word is `mix` of seed + n · INCREMENT, modulo 2⁶⁴."""
-
-
-def mix(x: Words) -> Words:
-    """Scatter 64-bit words, [N] → [N]: SplitMix64's finaliser (Steele et al. 2014), a bijection."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    result: Words = x ^ (x >> np.uint64(31))
-    return result
 
 
 def keys(groups: list[Any] | None, rollout: Floats, position: Ints, offsets: Ints) -> Ints:

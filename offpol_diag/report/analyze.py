@@ -13,7 +13,7 @@ from offpol_diag.metrics import FIRST_GAP, METRICS, PAIRS, Tone, band, metric, t
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, doubted, say, written
 from offpol_diag.report import columns
-from offpol_diag.report.answer import Answer, Fact, Line
+from offpol_diag.report.answer import EXPLAIN, Answer, Fact, Line
 from offpol_diag.report.charts import charts
 from offpol_diag.report.diagnosis import (
     approximately,
@@ -29,7 +29,6 @@ from offpol_diag.report.diagnosis import (
     sentence,
     verdict,
 )
-from offpol_diag.report.explain import COMMAND
 from offpol_diag.report.remedy import ALIGNED, grows, how_sure, trainer_of, what_to_do
 from offpol_diag.report.rescore import deciding, reproduced
 from offpol_diag.report.tiles import heavy, steps_of, tiles
@@ -373,7 +372,7 @@ def _explained(summary: Result) -> tuple[tuple[str, str], ...]:
     if given is None:
         return ()
     named = [*(one.id for one in given.causes), *(one.id for one in given.candidates)]
-    return tuple(("explain", f"{COMMAND} {name}") for name in named)
+    return tuple(("explain", f"{EXPLAIN} {name}") for name in named)
 
 
 def _commands(summary: Result) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,9 @@ from offpol_diag.table import Table
 
 Mark = Literal["ok", "no", "un", ""]
 
+EXPLAIN = "offpol-diag doctor --explain"
+"""What prints all that is known of a cause."""
+
 
 @dataclass(frozen=True)
 class Line:

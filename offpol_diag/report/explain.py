@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 from offpol_diag.diagnosis.cause import TRAINERS, Cause, Thread
 from offpol_diag.diagnosis.registry import CAUSES
-from offpol_diag.report.answer import Answer, Fact, Line
+from offpol_diag.report.answer import EXPLAIN, Answer, Fact, Line
 from offpol_diag.report.diagnosis import sentence
 from offpol_diag.table import Table
 
-COMMAND = "offpol-diag doctor --explain"
 KINDS = {
     "logged": "a bug: the numbers are logged wrongly",
     "sampled": "a bug: tokens were sampled from another distribution than the logged one",
@@ -24,7 +23,7 @@ KINDS = {
 
 def explained(cause: Cause) -> Answer:
     """Return what is known of a cause."""
-    others = tuple(("explain", f"{COMMAND} {name}") for name in list(cause.apart)[:1])
+    others = tuple(("explain", f"{EXPLAIN} {name}") for name in list(cause.apart)[:1])
     return Answer(
         f"{cause.id}: {KINDS[cause.kind]}",
         "",
@@ -83,5 +82,5 @@ def every_cause() -> Answer:
         f"{len(rows)} causes of a mismatch",
         "info",
         tables=(Table("causes", "", ("cause", "kind", "what it is"), rows),),
-        next=(("explain", f"{COMMAND} CAUSE"),),
+        next=(("explain", f"{EXPLAIN} CAUSE"),),
     )
