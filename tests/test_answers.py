@@ -406,7 +406,7 @@ def test_two_runs_say_it_of_both(tmp_path):
 
 def test_a_bug_in_either_run_comes_before_their_comparison(results):
     data = json.loads(results["runs"].to_json())
-    data["against"]["b"]["diagnosis"] |= {"verdict": "bug", "headline": "The columns are shifted."}
+    data["against"][0]["run"]["diagnosis"] |= {"verdict": "bug", "headline": "The columns are shifted."}
     found = answered(loads(json.dumps(data), "r.json"))
     assert (found.headline, found.tone) == ("Bug in one run: B: The columns are shifted", "bad")
 
@@ -427,7 +427,7 @@ def test_a_comparison_counts_tokens_of_weight_0_among_those_without_a_weight(tmp
     assert tiles["token_icepop"].startswith("99.3% with a weight")
     fewest = "token_icepop gives the fewest tokens a weight: 99.3% [99.1%, 99.5%]."
     assert found.more.endswith(fewest)
-    assert "tokens_weighted higher 100% 99.3% [99.1%, 99.5%] token_is" in said
+    assert "tokens_weighted higher 100% 99.3% [99.1%, 99.5%] −0.66% [−0.87%, −0.46%] token_is" in said
     assert "token_icepop drops 298 tokens (0.66%) that token_is keeps" in said
     (dropped,) = (one for one in result.comparison.drops if one.tokens.count)
     weighted = result.preset("token_icepop")["tokens_weighted"]
