@@ -91,7 +91,9 @@ def test_compare_works_in_an_empty_folder_and_leaves_it_empty():
     ran = script("compare", "--presets", "token_is,seq_mis")
 
     assert ran.returncode == 0, ran.stderr
-    assert re.search(r"^number +better +token_is +seq_mis +ahead", ran.stdout, re.MULTILINE)
+    assert re.search(
+        r"^number +better +token_is +seq_mis +seq_mis − token_is +ahead", ran.stdout, re.MULTILINE
+    )
     assert "sample" in ran.stderr
     assert files() == []
 

@@ -230,7 +230,7 @@ def test_a_gate_on_the_pooled_perplexity_ratio_agrees_with_the_same_gate_on_k1(t
     logs = [*range(-700, 700, 23), *(x / 1000 for x in range(-40, 41, 3))]
     for kind in ("max", "min"):
         on = {
-            metric: judged(summary, required(**{kind: [f"{metric}={limit!r}" for limit in limits]}))
+            metric: [judged(summary, required(**{kind: [f"{metric}={limit!r}"]}))[0] for limit in limits]
             for metric, limits in {"k1": logs, "ppl_ratio_pooled": [math.exp(x) for x in logs]}.items()
         }
         assert [(one.passed, one.open, one.judged_on) for one in on["ppl_ratio_pooled"]] == [
@@ -245,7 +245,7 @@ def test_the_ratio_of_two_runs_pooled_perplexity_ratios_has_the_interval_of_thei
         pq.write_table(pa.table(BEYOND[name]), tmp_path / f"{name.split()[0]}.parquet")
     paths = [str(tmp_path / f"{name}.parquet") for name in ("slightly", "five")]
     report = compare(*paths, presets=())
-    found = {one.name: one for one in report.comparison.contrasts}
+    found = {one.name: one for one in report.comparison[0].contrasts}
     ratio, k1 = found["ppl_ratio_pooled"].ratio, found["k1"].difference
     assert ratio.value == pytest.approx(math.exp(k1.value), rel=1e-9)
     assert ratio.interval == tuple(pytest.approx(math.exp(end), rel=1e-6) for end in k1.interval)

@@ -210,7 +210,7 @@ def test_an_address_that_is_none_is_told(monkeypatch, address):
     [
         ({"engine": "ray"}, "Ray is not installed", install("ray")),
         ({"engine": "ray", "device": "cuda:1"}, "cuda:1", "say cpu, or cuda"),
-        ({"engine": "spark"}, "spark", "give 'local' or 'ray'"),
+        ({"engine": "spark"}, "spark", "give local or ray"),
     ],
 )
 def test_a_wrong_engine_is_a_usage_error(monkeypatch, how, says, hint):

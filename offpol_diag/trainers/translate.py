@@ -27,10 +27,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
-
-from jinja2 import Environment, Undefined
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Preset, Reject, Veto, Weight, catalogue
@@ -164,6 +162,8 @@ def block(preset: Preset, form: Table) -> tuple[Settings, str, list[str]]:
     Raises:
         ConfigError: no row takes a part, or the loss; the message names it.
     """
+    from jinja2 import Undefined  # here: a saved result is judged without it
+
     left = every = parts(preset, form.get("bands", "keep"))
     settings, drawn, loss, since, notes = Settings(), set[str](), False, form.get("since", ""), list[str]()
     known = {**FUNCTIONS, **form.get("maps", {}), "preset": preset, "settings": settings}
@@ -291,8 +291,14 @@ FUNCTIONS: Mapping[str, Any] = {
     "inf": math.inf,
 }
 """What expressions may use besides Jinja's own."""
-JINJA = Environment(autoescape=False)
-compiled = cache(partial(JINJA.compile_expression, undefined_to_none=False))
+
+
+@cache
+def compiled(text: str) -> Any:
+    """Compile an expression, which gives jinja2's `Undefined` where a name is not defined."""
+    from jinja2 import Environment
+
+    return Environment(autoescape=False).compile_expression(text, undefined_to_none=False)
 
 
 def evaluated(value: Any, names: Mapping[str, Any]) -> Any:
