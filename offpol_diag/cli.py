@@ -92,7 +92,7 @@ class Computes(Reads):
 
     Options:
         --device auto|cpu|cuda[:N]  Where to compute.
-        --engine <local|ray>  This machine, or the Ray cluster of RAY_ADDRESS (docs/ray.md); the numbers are
+        --engine <local|ray>  This machine, or the Ray cluster of RAY_ADDRESS (docs/scale.md); the numbers are
             the same.
         --threads auto|N  Threads that compute; auto is one for each core, as far as memory allows. The
             numbers are the same.

@@ -70,6 +70,7 @@ def test_the_readmes_writer_writes_a_dump_that_is_analysed(clone):
         "rollout": rollout,
         "old": rollout + 0.01 * torch.randn((32, 16), generator=draw),
         "mask": torch.ones(32, 16),
+        "ids": torch.randint(0, 99, (32, 16), generator=draw),
         "prompt_id": [f"p{i // 4}" for i in range(32)],
         "sampled_with": 3,
         "rewards": [float(i % 2) for i in range(32)],

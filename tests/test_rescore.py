@@ -375,7 +375,7 @@ def test_the_recipes_are_short_and_give_prompts_without_padding():
     assert [one.tolist() for one in columns["token_ids"]] == [[1, 2], [3]]
 
 
-def test_the_guide_and_the_readme_show_what_is_printed(tmp_path, monkeypatch):
+def test_the_guide_shows_what_is_printed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sample_data").symlink_to(SAMPLE.parent)
     place = "sample_data/adapter_not_loaded"
@@ -383,14 +383,9 @@ def test_the_guide_and_the_readme_show_what_is_printed(tmp_path, monkeypatch):
         app, ["rescore", f"{place}/dump.parquet", "--model", f"{place}/adapter"], env={"COLUMNS": "100"}
     )
     assert ran.exit_code == 0, ran.output
-    for page in ("README.md", "docs/rescore.md"):
-        text = (ROOT / page).read_text(encoding="utf-8")
-        (shown,) = [
-            one for one in re.findall(r"```text\n(.+?)```", text, re.DOTALL) if "engine is not" in one
-        ]
-        assert [
-            line for line in shown.splitlines() if line != "…" and line not in ran.stdout.splitlines()
-        ] == []
+    text = (ROOT / "docs" / "rescore.md").read_text(encoding="utf-8")
+    (shown,) = [one for one in re.findall(r"```text\n(.+?)```", text, re.DOTALL) if "engine is not" in one]
+    assert [line for line in shown.splitlines() if line != "…" and line not in ran.stdout.splitlines()] == []
 
 
 def test_python_refuses_what_is_no_model(tmp_path):
