@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -75,6 +77,15 @@ def test_every_relative_link_leads_somewhere():
     for page in [*pages, *(ROOT / "docs").rglob("*.md")]:
         links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
         assert [(page.name, link) for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.slow
+def test_docs_build_into_a_site(tmp_path):
+    """Strictly: every page is in the navigation, and every link to a heading finds it."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    assert (tmp_path / "causes" / "index.html").exists()
 
 
 def test_the_changelog_knows_this_version():
