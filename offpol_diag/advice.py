@@ -1,28 +1,20 @@
-"""Recommendation of a correction, if any: the first rule of an ordered table whose condition holds decides.
+"""Recommendation of a correction, if any: the first rule that holds decides.
 
-A bug is fixed first, policies that agree need nothing, and where most tokens differ nothing helps. A run
-whose mismatch keeps growing is resumed from before that; in that and every other case the correction is token
-TIS at 2.0: where the true gradient is known no rule that looks further was better. What methods of other
-families do stands beside it, for a reader to choose. Published thresholds are alerts, each with its source.
+A bug is fixed first, policies that agree need nothing, a run whose mismatch keeps growing is resumed from
+before that; else it is token TIS at 2.0: where the true gradient is known, no rule that looks further was
+better. Methods of other families stand beside it. Published thresholds are alerts, each with its source.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
 from statistics import fmean, median
-from typing import Literal
+from typing import Final, NamedTuple
 
-from offpol_diag.diagnosis.numbers import (
-    FEWEST_GROUPS,
-    FEWEST_SEQUENCES,
-    FEWEST_TOKENS,
-    HEALTHY_K3,
-    SAMPLES,
-    Evidence,
-)
+from offpol_diag.diagnosis import numbers as least
+from offpol_diag.diagnosis.numbers import Evidence
 from offpol_diag.errors import ConfigError
 from offpol_diag.metrics import METRICS, crossed
 from offpol_diag.presets import Policy, catalogue
@@ -31,16 +23,16 @@ from offpol_diag.presets.words import method
 from offpol_diag.result import Decision, Fired, Recommendation, Result
 from offpol_diag.result.steps import Point, curve
 
+METHOD: Final = "METHOD at THRESHOLD"
 DEFAULT, THRESHOLD = "token TIS at 2.0", "2.0"
 """The first preset of `FAMILIES` in words, and its threshold."""
 NOTHING: Mapping[Policy, str] = {"old": "recompute", "current": "ppo_is"}
 """Numerator of the main drift → the preset without a correction."""
 ALIGNED_K3 = 1e-6
 """K3 of policies that agree to rounding, whatever the diagnosis: slime and vLLM × TorchTitan gate at it."""
-MOST_TOKENS = 0.5
-"""Share of tokens that differ by more than a factor of 2 from which on no weight helps."""
 GROWN, LEAST = 5.0, 1e-4
 """K3 grows if its median over the last third of the steps is above this times the first third's, and this."""
+GROWS = "Ring and LR-decay reports: growth is an optimisation symptom; corrections alone fail in long runs"
 MERGE = 0.015
 """K3 above which prime-rl merges no new model; a run that stays above it is resumed from before."""
 HALF = 0.5
@@ -48,11 +40,8 @@ HALF = 0.5
 SIMULATED = "In 117 simulated regimes with a known gradient nothing beat token TIS at 2.0 by more than 0.1%."
 RUNS = "In whole runs every correction lasted longer than none"
 
-# ---------------------------------------------------------------- K3 that grows
 
-
-@dataclass(frozen=True)
-class Growth:
+class Growth(NamedTuple):
     """K3 grows over the steps of a dump.
 
     Attributes:
@@ -83,17 +72,12 @@ def growth(summary: Result) -> Growth | None:
         return None
     steps = summary.charts.steps
     names = [str(one) for one in steps.first] if steps else [one.step for one in points]
-
-    def above(values: Sequence[float | None]) -> str | None:
-        """Return the first step from which on all values are above the merge gate."""
+    begins = []  # of the interval, and of the value: the first step from which on all are above the gate
+    for values in ([x.interval[0] if x.interval else x.value for x in points], [x.value for x in points]):
         backwards = zip(reversed(names), reversed(values), strict=True)
-        found = [name for name, _ in takewhile(lambda end: end[1] is not None and end[1] > MERGE, backwards)]
-        return found[-1] if found else None
-
-    surely = above([one.interval[0] if one.interval else one.value for one in points])
-    perhaps = above([one.value for one in points])
-    if surely == names[0]:
-        surely = perhaps = None
+        above = [name for name, x in takewhile(lambda end: end[1] is not None and end[1] > MERGE, backwards)]
+        begins.append(above[-1] if above else None)
+    surely, perhaps = begins if begins[0] != names[0] else (None, None)
     return Growth((known[0][0], known[-1][0]), (first, last), _collapse(summary), surely, perhaps)
 
 
@@ -102,182 +86,115 @@ def _collapse(summary: Result) -> tuple[float, float] | None:
 
     A step whose rewards are all equal has an interval of no width, and counts with the widest.
     """
-    known = [(one.value, one.interval) for one in curve(summary, "reward") if one.value is not None]
+    known = [
+        (one.value, one.interval or (0.0, 0.0)) for one in curve(summary, "reward") if one.value is not None
+    ]
     third = len(known) // 3
     if not third:
         return None
-    widest = max(((high - low) / 2 for low, high in (ends for _, ends in known if ends)), default=math.inf)
-    means, margins = [], []
-    for part in (known[:third], known[-third:]):
-        halves = [(ends[1] - ends[0]) / 2 if ends and ends[1] > ends[0] else widest for _, ends in part]
-        means.append(fmean(value for value, _ in part))
-        margins.append(math.hypot(*halves) / third)
-    (first, last), (above, below) = means, margins
+    widest = max((high - low) / 2 for _, (low, high) in known) or math.inf
+    (first, above), (last, below) = (
+        (
+            fmean(value for value, _ in part),
+            math.hypot(*((high - low) / 2 or widest for _, (low, high) in part)) / third,
+        )
+        for part in (known[:third], known[-third:])
+    )
     fell = last < first - HALF * abs(first) and last + below < first - above
     return (first, last) if fell else None
 
 
-# ---------------------------------------------------------------- rules
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One rule of the recommendation, or one alert.
+class Rule(NamedTuple):
+    """A rule of the recommendation.
 
     Attributes:
         name: short, stable id.
+        decision: what is decided where it holds.
         holds: the condition.
-        saw: names of the metrics to report, or a function that returns name → value.
         sentence: text for the user.
         source: what it rests on: the origin of a threshold, and the regime it applies to.
-        decision: the decision; None for an alert.
     """
 
     name: str
+    decision: Decision
     holds: Callable[[Evidence], bool]
-    saw: tuple[str, ...] | Callable[[Evidence], dict[str, float | None]]
     sentence: str
     source: str
-    decision: Decision | None = None
-
-    def fired(self, seen: Evidence) -> Fired:
-        """Return that the rule holds, with the numbers it saw."""
-        names = () if callable(self.saw) else self.saw
-        saw = {seen.prefix + name: seen.number(name).value for name in names}
-        saw = self.saw(seen) if callable(self.saw) else saw
-        level: Literal["decision", "alert"] = "decision" if self.decision else "alert"
-        return Fired(rule=self.name, level=level, sentence=self.sentence, saw=saw, source=self.source)
 
 
-def _held(seen: Evidence) -> dict[str, float | None]:
-    dump = seen.summary.dump
-    groups = dump.groups if "group_id" in dump.columns else None
-    return {"groups": groups, "sequences": dump.sequences, "tokens": dump.tokens}
-
-
-def _thirds(seen: Evidence) -> dict[str, float | None]:
-    grown = growth(seen.summary)
-    words = ("first third, median k3", "last third, median k3")
-    return dict(zip(words, grown.thirds, strict=True)) if grown else {}
-
-
-def _verdict(seen: Evidence) -> str:
-    return seen.summary.diagnosis.verdict if seen.summary.diagnosis else ""
-
-
-def _healthy(seen: Evidence) -> bool:
-    k3, verdict = seen.value("k3"), _verdict(seen)
-    return k3 < ALIGNED_K3 or verdict == "healthy" or (k3 < HEALTHY_K3 and verdict != "cannot_tell")
-
-
-def _collapses(seen: Evidence) -> bool:
-    grown = growth(seen.summary)
-    return grown is not None and grown.surely is not None
+def _is(seen: Evidence, verdict: str) -> bool:
+    return seen.summary.diagnosis is not None and seen.summary.diagnosis.verdict == verdict
 
 
 RULES = (
     Rule(
         "bug",
-        lambda seen: _verdict(seen) == "bug",
-        ("mean_ratio", "k1", "k3"),
+        "fix the bug first",
+        lambda seen: _is(seen, "bug"),
         "Fix it before choosing a correction: what a correction does to wrong numbers says little of what it "
         "does to the right ones.",
         "E_rollout[r] = 1 and k1 ≥ 0 hold for any honest mismatch",
-        "fix the bug first",
     ),
     Rule(
         "few",
-        lambda seen: seen.few,
-        _held,
-        f"Too little data to choose a method: at least {FEWEST_GROUPS} groups (prompts), {FEWEST_SEQUENCES} "
-        f"sequences and {FEWEST_TOKENS:,} tokens are needed; without a column group_id, which says what rows "
-        f"share a prompt, {FEWEST_GROUPS * SAMPLES} sequences.",
-        "bootstrap over groups",
         "not enough data",
+        lambda seen: seen.few,
+        f"Too little data to choose a method: at least {least.FEWEST_GROUPS} groups (prompts), "
+        f"{least.FEWEST_SEQUENCES} sequences and {least.FEWEST_TOKENS:,} tokens are needed; without a column "
+        f"group_id, which says what rows share a prompt, {least.FEWEST_GROUPS * least.SAMPLES} sequences.",
+        "bootstrap over groups",
     ),
     Rule(
         "identical",
+        "not enough data",
         lambda seen: seen.value("log_ratio_min") == 0.0 == seen.value("log_ratio_max"),
-        ("log_ratio_min", "log_ratio_max"),
         "The same numbers twice: was one column copied from the other? Check what is logged; if both engines "
         "really agree to the last bit, no correction is needed.",
         "two engines that compute apart do not agree exactly at every token",
-        "not enough data",
     ),
     Rule(
         "unknown",
+        "not enough data",
         lambda seen: seen.number("k3").value is None,
-        (),
         "The mismatch of this dump could not be measured.",
         "",
-        "not enough data",
     ),
     Rule(
         "healthy",
-        _healthy,
-        ("k3", "f_2"),
+        "no correction needed",
+        lambda seen: (
+            seen.value("k3") < ALIGNED_K3
+            or _is(seen, "healthy")
+            or (seen.value("k3") < least.HEALTHY_K3 and not _is(seen, "cannot_tell"))
+        ),
         "A usual token differs as little as rounding makes it: a correction has little to mend.",
         "Simulated with a known gradient, below a K3 of 0.001: updates without a correction were 98% as well "
         "aligned with it as those of the best correction, with token TIS at 2.0 99.5%.",
-        "no correction needed",
-    ),
-    Rule(
-        "hopeless",
-        lambda seen: seen.value("f_2") > MOST_TOKENS,
-        ("f_2", "k3"),
-        "Most tokens differ by more than a factor of 2: no weight mends that. Change the source of the drift "
-        "(weight sync, precision, replay).",
-        "a share of tokens, which no single outlier moves",
-        "no method helps",
     ),
     Rule(
         "undecided",
+        METHOD,
         lambda seen: seen.summary.undecided is not None,
-        ("k3", "f_2"),
         "This limits the harm until the cause is known, and mends nothing: several causes fit this dump. "
         "Measure first what decides between them.",
         SIMULATED,
-        "METHOD at THRESHOLD",
     ),
     Rule(
         "collapse",
-        _collapses,
-        _thirds,
+        METHOD,
+        lambda seen: (grown := growth(seen.summary)) is not None and grown.surely is not None,
         "A correction alone does not save the run.",
         f"{RUNS}, and none saved a run whose mismatch kept growing. In a public run of 200 steps KL rose 25 "
         "steps before the reward fell.",
-        "METHOD at THRESHOLD",
     ),
     Rule(
         "default",
+        METHOD,
         lambda seen: True,
-        ("k3", "f_2"),
         "The default: no other rule did better where the true gradient is known.",
         f"{SIMULATED} {RUNS}; a public run of 200 steps found token corrections no different from none.",
-        "METHOD at THRESHOLD",
     ),
 )
-
-ALERTS = (
-    Rule(
-        "growing",
-        lambda seen: growth(seen.summary) is not None,
-        _thirds,
-        "K3 grew more than 5-fold from the first third of the steps to the last",
-        "Ring and LR-decay reports: growth is an optimisation symptom; corrections alone fail in long runs",
-    ),
-    Rule(
-        "heavy tail",
-        lambda seen: seen.number("ess_tokens").note is not None,
-        ("khat_tokens",),
-        "k̂ of tokens above its limit: means of the ratios are unreliable",
-        "Vehtari et al. 2024: k̂ above min(1 − 1/log10 n, 0.7)",
-    ),
-)
-"""Warnings that are no level of one number; those are in `metrics.py`."""
-
-
-# ---------------------------------------------------------------- the recommendation
 
 
 def advised(summary: Result, trainer: str | None = None) -> Result:
@@ -288,22 +205,19 @@ def advised(summary: Result, trainer: str | None = None) -> Result:
 
 
 def recommend(summary: Result) -> Recommendation:
-    """Return the decision of the first rule that holds for a dump's numbers and diagnosis, and the alerts."""
-    seen, shipped = Evidence(summary), catalogue.load()
+    """Return the decision of the first rule that holds for a dump's numbers and diagnosis, and the alerts.
+
+    Beside a method stand those of other families, as they ship, that were computed of this dump.
+    """
+    seen, shipped, shown = Evidence(summary), catalogue.load(), summary.presets
     rule = next(rule for rule in RULES if rule.holds(seen))
     assert rule.decision is not None
     sentence, causes = rule.sentence, summary.diagnosis.causes if summary.diagnosis else []
     where = next((cause.where for cause in causes if cause.kind == "bug" and cause.where), "")
-    if rule.name == "bug" and where:
+    if rule.decision == "fix the bug first" and where:
         sentence += f" Until then, leave out the sequences with {where}."
-    chosen, *others = FAMILIES[seen.policy] if rule.decision == "METHOD at THRESHOLD" else (None,)
-    alerts = [alert.fired(seen) for alert in ALERTS if alert.holds(seen)] + levels(seen)
-    shown = summary.presets  # a user's preset may have the name of one of ours
-    as_shipped = [
-        name
-        for name in others
-        if name in shown and not shown[name].needs and shown[name].method == method(shipped[name])
-    ]
+    chosen, *others = FAMILIES[seen.policy] if rule.decision == METHOD else (None,)
+    fired = [Fired(rule=rule.name, level="decision", sentence=rule.sentence, saw={}, source=rule.source)]
     return Recommendation(
         decision=rule.decision,
         title=chosen and DEFAULT,
@@ -311,24 +225,35 @@ def recommend(summary: Result) -> Recommendation:
         threshold=chosen and THRESHOLD,
         sentence=sentence,
         rule=rule.name,
-        alternatives=as_shipped,
-        fired=[rule.fired(seen), *alerts],
+        alternatives=[
+            name
+            for name in others
+            if name in shown and not shown[name].needs and shown[name].method == method(shipped[name])
+        ],
+        fired=[*fired, *_alerts(seen)],
     )
 
 
-def levels(seen: Evidence) -> list[Fired]:
-    """Return the published warning levels that the numbers of the main pair of policies cross."""
-    return [
-        Fired(
-            rule=level.name,
-            level="alert",
-            sentence=level.sentence,
-            saw={seen.prefix + name: seen.number(name).value for name in (metric.name, level.beside) if name},
-            source=level.source,
-        )
-        for metric in METRICS.values()
-        for level in crossed(metric, seen.value(metric.name))
-    ]
+def _alerts(seen: Evidence) -> Iterator[Fired]:
+    """Yield the published warning levels that the numbers of the main pair of policies cross."""
+
+    def alert(rule: str, sentence: str, source: str, saw: dict[str, float | None]) -> Fired:
+        return Fired(rule=rule, level="alert", sentence=sentence, saw=saw, source=source)
+
+    def numbers(*names: str) -> dict[str, float | None]:
+        return {seen.prefix + name: seen.number(name).value for name in names if name}
+
+    if grown := growth(seen.summary):
+        grew, source = "K3 grew more than 5-fold from the first third of the steps to the last", GROWS
+        first, last = grown.thirds
+        yield alert("growing", grew, source, {"first third, median k3": first, "last third, median k3": last})
+    if seen.number("ess_tokens").note is not None:
+        heavy = "k̂ of tokens above its limit: means of the ratios are unreliable"
+        limit = "Vehtari et al. 2024: k̂ above min(1 − 1/log10 n, 0.7)"
+        yield alert("heavy tail", heavy, limit, numbers("khat_tokens"))
+    for metric in METRICS.values():
+        for one in crossed(metric, seen.value(metric.name)):
+            yield alert(one.name, one.sentence, one.source, numbers(metric.name, one.beside))
 
 
 def prescribed(given: Recommendation, trainer: str, policy: Policy) -> str | None:

@@ -553,7 +553,6 @@ def sweep(
     which: str | None = None,
     at: Thresholds = None,
     keep: Share = None,
-    trainer: str | None = None,
     preset_file: File | None = None,
     **how: Unpack[Computes],
 ) -> Report:
@@ -564,19 +563,16 @@ def sweep(
         preset: the preset.
         which: which of its bounds moves ("weight.upper", "reject"); None for the one it is about.
         at: the thresholds, rising; None for round numbers where the data change.
-        keep: solve for the bounds that keep this share.
-        trainer: with `keep`, whose configuration of the bounds is printed.
+        keep: solve for the bounds that keep this share, as many lost below as above.
         preset_file: see `analyze`.
         **how: see `analyze`.
     """
-    from offpol_diag.sweep import SweepOptions
+    from offpol_diag.sweep import asked
     from offpol_diag.sweep import sweep as swept
 
-    moved = _one_preset(_catalogue(preset_file), "preset", preset)
-    asked = SweepOptions.of(moved, which, at, keep, trainer)  # type: ignore[arg-type]
+    given = asked(_one_preset(_catalogue(preset_file), "preset", preset), which, at, keep)  # type: ignore[arg-type]
     with _opened(what, how) as (dump, label):
-        found = swept(dump, asked, **_where(how))
-    return Report(_labelled(_named(found, "sweep"), label))
+        return Report(_labelled(swept(dump, given, **_where(how)), label))
 
 
 @checked

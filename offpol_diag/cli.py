@@ -44,7 +44,7 @@ HOMES: Mapping[str, tuple[str, ...]] = {"offpol-diag.toml": (), "pyproject.toml"
 """Files that may hold settings → the path of tables to them; the first that has any is read."""
 NAMES = {"for": "trainer", "out": "html", "list": "forms", "try": "tries"}
 """Flag → its argument, where their names differ."""
-LOCAL = frozenset({"explain", "against", "sweep trainer", "presets trainer", "check presets"})
+LOCAL = frozenset({"explain", "against", "presets trainer", "check presets"})
 """Options that neither the environment nor the settings file sets."""
 EXITS = {"passed": 0, "failed": FAILED, "could not say": 2}
 WILDCARD, STEM = re.compile(r"\[[^\]]*\]|[*?]+"), 100
@@ -941,29 +941,26 @@ def sweep(
     which: str | None = None,
     at: str | None = None,
     keep: str | None = None,
-    trainer: str | None = None,
     how: Evaluates,
     out: Writes,
 ) -> None:
     """Threshold against what is kept, ESS, bias and variance: one preset at many thresholds, in one reading.
 
-    Shown overall and by response length, with a warning where a threshold drops long responses,
-    or tokens of policy lag 0. With --keep the bounds that keep an asked share. With -o an HTML report.
+    With --keep the bounds that keep an asked share. With -o an HTML report.
 
     What is read:
         --preset NAME  Whose threshold moves; `offpol-diag presets` lists them.
 
     Options:
-        --which BOUND  Which of its bounds: weight.upper, reject.upper, reject[1].lower, veto.lower; reject
-            or weight alone is the window [1/b, b]. Left out: the one that the preset is about.
+        --which BOUND  Which of its bounds: weight.upper, reject[0].lower; reject[0] or weight alone is the
+            window [1/b, b]. Left out: the one that the preset is about.
         --at B,B,…  The thresholds, rising. Left out: round numbers where the data change.
-        --keep SHARE  Solve for the bounds that keep this share (0.95), around the data; reads the dump
-            twice more.
-        --for TRAINER  With --keep: print the bounds as this trainer's config.
+        --keep SHARE  Solve for the bounds that keep this share (0.95), around the data; reads the dump once
+            more.
     """
     read = dumps(context, how, out.quiet)
     with outputs(out, *read, how.preset_file) as files:
-        asked: dict[str, Any] = {"which": which, "at": at, "keep": keep, "trainer": trainer}
+        asked: dict[str, Any] = {"which": which, "at": at, "keep": keep}
         with progress(out.quiet) as bar:
             found = offpol_diag.sweep(read, preset, **asked, progress=bar, **how.asked()).summary
         deliver(files, found, out)

@@ -4,46 +4,43 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from offpol_diag.cli import SAMPLE as DUMP
+from offpol_diag.cli import app
 from offpol_diag.core.observe import analyze, opened
 from offpol_diag.errors import UsageError
-from offpol_diag.number import Number
 from offpol_diag.presets import Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load
-from offpol_diag.result import SweptPoint
-from offpol_diag.sweep import (
-    METRICS,
-    SweepOptions,
-    check_share,
-    informative,
-    parse,
-    pick,
-    round_numbers,
-    shortest,
-    sweep,
-    swept_bounds,
-)
+from offpol_diag.report.sweep import telling
+from offpol_diag.result import loads
+from offpol_diag.sweep import METRICS, asked, bounds_of, informative, round_numbers, shortest, sweep
 from tests import oracles
 from tests.factory import DumpFile
 
 CATALOGUE = load()
-GEO = Preset("geo", "", reject=(Reject(over="mean", lower=0.999, upper=1.001),))
-MEAN, TWO = GEO.reject[0], Weight(upper=2.0)
+MEAN = Reject(over="mean", lower=0.999, upper=1.001)
 OWN = {
+    "geo": Preset("", "", reject=(MEAN,)),
+    "sum": Preset("", "", reject=(Reject(over="sum", lower=0.5, upper=2.0),)),
+    "k3": Preset("", "", reject=(Reject("k3", "mean", upper=0.01),)),
+    "band": Preset("", "", reject=(Reject(lower=0.8, upper=5.0),)),
     "icepop": Preset("", "", weight=Weight(action="mask", lower=0.5, upper=2.0)),
     "dropped_overflow": Preset("", "", weight=Weight(upper=2.0, safety=None, overflow="zero")),
-    "high_veto": Preset("", "", veto=Veto(lower=1e-3, upper=50.0), weight=TWO),
     "two_rules": Preset("", "", reject=(Reject("prob_diff", upper=0.1, lower=-0.2), MEAN)),
     "batch": Preset("", "", reject=(Reject("k2", "batch", upper=0.002),)),
+    "against": Preset("", "", reject=(Reject(upper=1.01, advantage="against"),)),
     "normalised": Preset("", "", weight=Weight(upper=2.0, normalize=True)),
 }
+AT = (1.5, 2.0)
 
 
 def window(one, upper):
@@ -55,10 +52,9 @@ CASES = {  # preset, bound, threshold → the preset that it is
     ("icepop", "weight.lower", 0.9): lambda one: replace(one, weight=replace(one.weight, lower=0.9)),
     ("icepop", None, 1.05): lambda one: replace(one, weight=replace(one.weight, lower=1 / 1.05, upper=1.05)),
     ("seq_mis", None, 1.5): lambda one: window(one, 1.5),
-    ("geo_rs", None, 1.01): lambda one: window(one, 1.01),
-    ("geo_rs", "reject.upper", 1.01): lambda one: replace(one, reject=(replace(one.reject[0], upper=1.01),)),
-    ("geo_rs", "veto.lower", 0.9): lambda one: replace(one, veto=replace(one.veto, lower=0.9)),
-    ("high_veto", "veto.upper", 1.1): lambda one: replace(one, veto=Veto(lower=1e-3, upper=1.1)),
+    ("geo_rs", "reject[0].upper", 1.01): lambda one: replace(
+        one, reject=(replace(one.reject[0], upper=1.01),)
+    ),
     ("two_rules", "reject[1]", 1.01): lambda one: replace(
         one, reject=(one.reject[0], replace(MEAN, lower=1 / 1.01, upper=1.01))
     ),
@@ -71,16 +67,14 @@ def preset(name):
     return replace(OWN.get(name) or CATALOGUE[name], name=name)
 
 
-def swept(one, values=None, path=None, which=None, threads=1, **more):
-    options = {key: more.pop(key) for key in ("keep", "trainer", "chosen") if key in more}
-    read = {key: more.pop(key) for key in ("batch_tokens", "columns") if key in more}
-    asked = SweepOptions(one, pick(one, which), values, **options)
-    return sweep(opened(path or DUMP, **read), asked, threads=threads, **more).sweep
+def result(name, values=AT, path=None, which=None, keep=None, **how):
+    read = {key: how.pop(key) for key in ("batch_tokens",) if key in how}
+    given = replace(asked(preset(name), which, None, keep), values=values)
+    return sweep(opened(path or DUMP, **read), given, **({"threads": 1} | how))
 
 
-def same(one, other):
-    """Return whether numbers, intervals of two, or None are equal."""
-    return one is other is None or one == pytest.approx(other, rel=1e-9, abs=1e-12)
+def swept(*given, **how):
+    return result(*given, **how).sweep
 
 
 def write(path, deltas):
@@ -98,46 +92,47 @@ def dump(tmp_path_factory):
     return str(path)
 
 
-@pytest.fixture(scope="module")
-def alone(dump):
-    """Analyse with the preset of each case, written out."""
-    every = [replace(make(preset(name)), name=f"{name}-{at}") for (name, _, at), make in CASES.items()]
-    return [analyze([dump], presets=[one], threads=1).preset(one.name) for one in every]
+# ---------------------------------------------------------------- thresholds
 
 
-@pytest.mark.parametrize("case", range(len(CASES)), ids=["-".join(map(str, case[:2])) for case in CASES])
-def test_a_threshold_is_the_preset_that_differs_in_this_bound(case, dump, alone):
-    name, which, value = [*CASES][case]
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[:2])))
+def test_a_threshold_is_the_preset_that_differs_in_this_bound(case, dump):
+    name, which, value = case
+    alone = replace(CASES[case](preset(name)), name="alone")
+    truth = analyze([dump], presets=[alone], threads=1).preset("alone")
     far = {"batch": 0.5}.get(name, 1e-5 if which and "lower" in which else 1e3)
-    found = swept(preset(name), tuple(sorted((value, far))), dump, which).points
-    (point,) = (one for one in found if one.threshold == value)
-    (other,) = (one for one in found if one.threshold == far)
+    points = {
+        one.threshold: one.numbers for one in swept(name, tuple(sorted((value, far))), dump, which).points
+    }
 
-    truth = alone[case]
-    assert {*point.numbers} == {*METRICS}
-    for metric in point.numbers.keys() - {"kept_at_lag_0"}:
-        assert same(point.numbers[metric].value, truth[metric].value), metric
-        assert same(point.numbers[metric].interval, truth[metric].interval), metric
-    assert point.numbers["ess_tokens"] != other.numbers["ess_tokens"]
+    assert {*points[value]} == {*METRICS}
+    for metric in {*METRICS} - {"kept_at_lag_0"}:
+        one, other = points[value][metric], truth[metric]
+        assert one.value == other.value or one.value == pytest.approx(other.value, rel=1e-9), metric
+        assert one.interval == other.interval or one.interval == pytest.approx(other.interval, rel=1e-9), (
+            metric
+        )
+    assert points[value]["ess_tokens"] != points[far]["ess_tokens"]
 
 
 def test_the_result_has_the_preset_as_it_stands_and_no_threshold_beside_it(dump):
-    one = CATALOGUE["geo_rs"]
-    found = sweep(opened(dump), SweepOptions(one, pick(one, None), (1.001, 1.01)), threads=1)
-    alone = analyze([dump], presets=[one], threads=1)
+    found, alone = (
+        result("geo_rs", (1.001, 1.01), dump),
+        analyze([dump], presets=[preset("geo_rs")], threads=1),
+    )
 
     assert [*found.presets] == ["geo_rs"]
-    whole, kept = found.preset("geo_rs"), found.sweep.points[0].numbers
+    whole, own = found.preset("geo_rs"), found.sweep.points[0]
     lengths = [f"preset/geo_rs@length/{place.key}" for place in alone.at("length")]
     assert [one for one in found.numbers if one.startswith("preset/")] == ["preset/geo_rs", *lengths]
     assert whole | {"kept_at_lag_0": None} == alone.preset("geo_rs") | {"kept_at_lag_0": None}
-    assert kept == {name: whole[name] for name in METRICS}
+    assert (own.own, own.numbers) == (True, {name: whole[name] for name in METRICS})
     assert (found.run.command, found.whole) == ("sweep", alone.whole)
 
 
-def test_what_is_kept_of_lag_0_is_counted_and_unknown_where_nothing_is_of_that_lag(tmp_path):
+def test_what_is_kept_of_lag_0_is_counted_and_unknown_where_no_lag_is_recorded(tmp_path):
     table = pq.read_table(DUMP)
-    (point,) = swept(preset("geo_rs"), (1.0005,)).points
+    (point,) = swept("geo_rs", (1.0005,)).points
     rows = table.to_pylist()
     lags = (row["policy_lag"] for row in rows)
     fresh = [one for one, lag in zip(oracles.sequences(rows), lags, strict=True) if one.n and lag == 0]
@@ -149,241 +144,161 @@ def test_what_is_kept_of_lag_0_is_counted_and_unknown_where_nothing_is_of_that_l
     low, high = point.numbers["kept_at_lag_0"].interval
     assert 0 <= low < share < high <= 1
 
-    at = table.column_names.index("policy_lag")
-    late, without = tmp_path / "late.parquet", tmp_path / "without.parquet"
-    pq.write_table(table.set_column(at, "policy_lag", [[3] * len(table)]), late)
-    pq.write_table(table.drop_columns(["policy_lag", "step"]), without)
-    for path in (late, without):
-        (point,) = swept(preset("geo_rs"), (1.0005,), path).points
-        assert {*METRICS} - {*point.numbers} == {"kept_at_lag_0"}
+    pq.write_table(table.drop_columns(["policy_lag", "step"]), tmp_path / "without.parquet")
+    (point,) = swept("geo_rs", (1.0005,), tmp_path / "without.parquet").points
+    assert {*METRICS} - {*point.numbers} == {"kept_at_lag_0"}
 
 
-def test_a_share_of_all_or_nothing_has_a_width(dump):
-    found = swept(preset("geo_rs"), (1.000001, 1.001, 1.01, 100.0), dump).points
-    none, *some, every = (one.numbers["tokens_weighted"] for one in found)
-    assert (none.value, every.value) == (0, 1)
-    assert none.interval[0] == 0 < none.interval[1] < 0.2
-    assert 0.8 < every.interval[0] < 1 == every.interval[1]
-    assert all(0 < one.interval[0] < one.interval[1] < 1 for one in some)
-
-
-def test_what_each_threshold_drops_by_length_is_that_of_analyze(dump):
-    found, other = swept(preset("geo_rs"), (1.001, 1.01), dump).points
-    alone = analyze([dump], presets=[preset("geo_rs")], threads=1)
-    places = alone.at("length", "preset/geo_rs")
-    assert found.dropped == {place.key: place.numbers["sequences_dropped"] for place in places}
-    assert {*found.dropped} == {*other.dropped}
-    assert all(other.dropped[key].value <= one.value for key, one in found.dropped.items())
-
-
-def test_what_no_rule_of_the_preset_can_drop_is_exact(dump):
-    (point,) = swept(preset("token_is"), (2.0,), dump).points
-    assert point.numbers["tokens_weighted"].interval == (1.0, 1.0)
-    assert point.dropped == {}
-
-
-def test_batches_and_threads_change_nothing(dump):
-    first = swept(preset("seq_mis"), (1.1, 2.0), dump, keep=0.6)
-    for threads, tokens in ((2, 1500), (1, 3_000)):
-        found = swept(preset("seq_mis"), (1.1, 2.0), dump, keep=0.6, threads=threads, batch_tokens=tokens)
-        one, other = ((x.window.point.bounds, x.window.kept, x.window.ties) for x in (found, first))
-        assert one == other
-        for mine, theirs in zip(found.points, first.points, strict=True):
-            assert all(same(mine.numbers[name].value, theirs.numbers[name].value) for name in mine.numbers)
-
-
-# ---------------------------------------------------------------- what is swept
-
-
-def test_the_bound_that_a_preset_is_about_is_swept_unless_another_is_named():
-    picked = {
-        "geo_rs": "reject[0]",
-        "token_is": "weight.upper",
-        "token_is_rs_veto": "reject[0].upper",
-    }
-    assert {name: str(pick(preset(name), None)) for name in picked} == picked
-    every = ["reject[0]", "reject[0].upper", "reject[0].lower", "veto.lower"]
-    assert [str(one) for one in swept_bounds(preset("geo_rs"))] == every
-    assert pick(preset("two_rules"), "reject.upper").index == 0
-
-
-@pytest.mark.parametrize(
-    ("one", "which", "said"),
-    [
-        *((preset(name), None, "nothing to sweep") for name in ("recompute", "vanilla_is")),
-        (preset("geo_rs"), "rejct.upper", "no bound .*did you mean reject"),
-    ],
-)
-def test_what_cannot_be_swept_is_refused(one, which, said):
-    with pytest.raises(UsageError) as caught:
-        pick(one, which)
-    assert re.search(said, f"{caught.value.message} {caught.value.hint}")
-
-
-@pytest.mark.parametrize(
-    ("name", "which", "text", "said"),
-    [
-        *(("geo_rs", None, text, "must rise") for text in ("1.1,1.01", "1.1,1.1")),
-        *(("geo_rs", None, text, "no threshold") for text in ("nan", "1.1,inf")),
-        *(("geo_rs", None, text, "is no number") for text in ("tight", "")),
-        *(("geo_rs", None, text, "must be above 1") for text in ("0.5,2", "1.0,2")),
-        ("geo_rs", None, ",".join(str(1 + k / 1000) for k in range(1, 400)), "200 are the most"),
-        ("geo_rs", "reject.upper", "0.9", "--at"),  # below the lower bound, which does not move
-        ("geo_rs", "veto.lower", "0", "--at"),
-        ("decoupled_k3_rs", None, "-1", "--at"),
-        ("token_is", None, "-0.5", "--at"),
-    ],
-)
-def test_thresholds_that_a_preset_could_not_have_are_refused(name, which, text, said):
-    with pytest.raises(UsageError, match=said):
-        parse(text, preset(name), pick(preset(name), which))
-
-
-def test_every_preset_with_a_bound_has_round_thresholds_and_its_own_and_shows_those_that_do_something():
-    for one in CATALOGUE.values():
-        for bound in swept_bounds(one):
-            found = round_numbers(one, bound)
-            assert all(a < b for a, b in pairwise(found)), (one.name, str(bound))
-            assert bound.threshold(one) in found
-            assert len(found) > 5, (one.name, str(bound))
-    rejected = [1.0] * 10 + [1 - k / 9 for k in range(10)] + [0.0] * 20
-    others = dict.fromkeys(("truncated_high", "truncated_low", "sequences_dropped"), Number(value=0.0))
-    points = [
-        SweptPoint(
-            threshold=at, bounds={}, own=at == 2, numbers=others | {"tokens_rejected": Number(value=x)}
-        )
-        for at, x in enumerate(rejected)
-    ]
-    shown = informative(points, pick(GEO, None), GEO)
-    assert [one.threshold for one in shown] == [2, *range(10, 20)]  # the preset's own, wherever it is
-
-
-def test_a_looser_bound_keeps_more(dump):
-    for one in (preset("geo_rs"), preset("areal_decoupled")):
-        for bound in (bound for bound in swept_bounds(one) if bound.part != "weight"):
-            found = swept(one, None, dump, str(bound)).points
+def test_a_looser_bound_keeps_more_and_all_or_nothing_has_a_width(dump):
+    for name in ("geo_rs", "areal_decoupled", "k3"):
+        for bound in bounds_of(preset(name)):
+            found = swept(name, None, dump, str(bound)).points
             kept = [point.numbers["tokens_weighted"].value for point in found]
-            assert kept == sorted(kept, reverse=bound.side == "lower"), (one.name, str(bound))
+            rejects = bound.place != "weight"
+            assert kept == sorted(kept, reverse=bound.side == "lower" and rejects), (name, str(bound))
+    none, every = (one.numbers["tokens_weighted"] for one in swept("geo_rs", (1.000001, 100.0), dump).points)
+    assert none.value == none.interval[0] == 0 < none.interval[1] < 0.2
+    assert 0.8 < every.interval[0] < 1 == every.interval[1] == every.value
 
 
 def test_a_weight_that_float32_cannot_hold_stays_dropped_at_every_threshold(tmp_path):
-    found = swept(preset("dropped_overflow"), (1.01, 2.0), write(tmp_path / "d.parquet", [[0.0, 100.0]]))
+    found = swept("dropped_overflow", (1.01, 2.0), write(tmp_path / "d.parquet", [[0.0, 100.0]]))
     names = ("tokens_weighted", "truncated_high")
     assert {point.numbers[name].value for point in found.points for name in names} == {0.5}
 
 
+def test_every_bound_has_rising_round_thresholds_and_its_own_and_those_that_do_something_are_shown(dump):
+    for one in CATALOGUE.values():
+        for bound in bounds_of(one):
+            found = round_numbers(bound)
+            assert all(a < b for a, b in pairwise(found)), (one.name, str(bound))
+            assert bound.own in found
+            assert len(found) > 5, (one.name, str(bound))
+    first = asked(preset("geo_rs"), None, None, None).bound
+    point = swept("geo_rs", (2.0,), dump).points[0]
+    rejected = [1.0] * 10 + [1 - k / 9 for k in range(10)] + [0.0] * 20
+    points = [
+        point.model_copy(
+            update={
+                "threshold": at,
+                "own": at == 2,
+                "numbers": {name: replace(x, value=0.0) for name, x in point.numbers.items()}
+                | {"tokens_rejected": replace(point.numbers["tokens_rejected"], value=share)},
+            }
+        )
+        for at, share in enumerate(rejected)
+    ]
+    assert [one.threshold for one in informative(points, first)] == [2, *range(10, 20)]
+
+
+# ---------------------------------------------------------------- what is asked
+
+
+def test_the_bound_that_a_preset_is_about_is_swept_unless_another_is_named():
+    every = {"geo_rs": "reject[0]", "token_is": "weight.upper", "token_is_rs_veto": "reject[0].upper"}
+    assert {name: str(asked(preset(name), None, None, None).bound) for name in every} == every
+    assert [*map(str, bounds_of(preset("geo_rs")))] == ["reject[0]", "reject[0].upper", "reject[0].lower"]
+
+
 @pytest.mark.parametrize(
-    ("name", "which", "bounds", "said"),
+    ("name", "which", "at", "keep", "said"),
     [
-        ("seq_mis", None, {"lower": 0.4, "upper": 2.5}, "seq_mis@2..0.4..2.5"),
-        ("seq_mis", "weight.upper", {"upper": 3.0}, "seq_mis@3..0.5..2"),
-        ("token_is", None, {"upper": 1.5}, "token_is@1.5"),
-        ("token_is@3", None, {"upper": 1.5}, "token_is@1.5"),
-        ("seq_mis@veto.lower=0.1", None, {"upper": 2.5}, "seq_mis@veto.lower=0.1:reject[0].upper=2.5"),
+        ("recompute", None, None, None, "recompute has no bound that can be swept; name a preset"),
+        ("vanilla_is", None, None, None, "has no bound that can be swept"),
+        ("geo_rs", "rejct[0].upper", None, None, r"no bound .*did you mean reject\[0\]\.upper"),
+        *(
+            ("geo_rs", None, at, None, "numbers that rise")
+            for at in ("1.1,1.01", "1.1,1.1", "nan", "1.1,inf")
+        ),
+        *(("geo_rs", None, at, None, "numbers that rise") for at in ("tight", "")),
+        *(("geo_rs", None, at, None, "must be above 1") for at in ("0.5,2", "1.0,2")),
+        ("geo_rs", "reject[0].upper", "0.9", None, "--at 0.9"),  # below the lower bound, which does not move
+        ("decoupled_k3_rs", None, "-1", None, "--at -1"),
+        *(("geo", None, None, keep, "above 0 and at most 1") for keep in (0.0, -0.1, 1.5, math.nan)),
+        *((name, None, None, 0.9, "not decided by each token alone") for name in ("against", "batch")),
     ],
 )
-def test_thresholds_are_named_by_position_where_the_preset_has_them(name, which, bounds, said):
-    one = CATALOGUE[name]
-    bound = pick(one, which)
-
-    assert bound.named(one, bounds) == said
-    (again,) = CATALOGUE.resolve(said)
-    assert [getattr(bound.rule(again), side) for side in bounds] == [*bounds.values()]
+def test_what_cannot_be_swept_or_kept_is_refused_before_the_dump_is_read(name, which, at, keep, said):
+    with pytest.raises(UsageError) as caught:
+        asked(preset(name), which, at, keep)
+    assert re.search(said, f"{caught.value.message}; {caught.value.hint}")
 
 
-# ---------------------------------------------------------------- the window that keeps a share
+# ---------------------------------------------------------------- the bounds that keep a share
 
-SUM = Preset("sum", "", reject=(Reject(over="sum", lower=0.5, upper=2.0),))
-K3 = Preset("k3", "", reject=(Reject("k3", "mean", upper=0.01),))
-BAND = Preset("band", "", reject=(Reject(lower=0.8, upper=5.0),))
-VETO = Preset("veto", "", veto=Veto(lower=1e-4))
 STATISTIC = {  # of the log-ratios of one sequence
     "geo": lambda d: [math.fsum(d) / len(d)],
     "sum": lambda d: [math.fsum(d)],
     "k3": lambda d: [math.fsum(math.expm1(x) - x for x in d) / len(d)],
     "band": lambda d: d,
-    "veto": lambda d: [min(d)],
 }
-
-
-def solved(one, keep, path=None, which=None, **more):
-    return swept(one, (1.5, 2.0), path, which, keep=keep, chosen=which is not None, **more)
-
-
-@cache
-def rows():
-    return [row for row in oracles.sequences(pq.read_table(DUMP).to_pylist()) if row.n]
 
 
 @cache
 def statistics(name):
     """Compute the statistic of every unit of the sample, in a loop; ratios as logarithms."""
-    return [x for row in rows() for x in STATISTIC[name](row.delta("old"))]
+    rows = oracles.sequences(pq.read_table(DUMP).to_pylist())
+    return [x for row in rows if row.n for x in STATISTIC[name](row.delta("old"))]
 
 
-def ends(one, bounds):
-    """Return the bounds of the window, on the statistic's scale: logarithms of ratios."""
-    place = "veto" if one.veto else "reject[0]"
-    low, high = (bounds.get(f"{place}.{side}", end) for side, end in (("lower", 0.0), ("upper", math.inf)))
-    return (low or -math.inf, high) if one is K3 else (math.log(low) if low else -math.inf, math.log(high))
+def ends(name, bounds):
+    """Return the bounds on the statistic's scale: logarithms of ratios."""
+    low, high = bounds.get("reject[0].lower"), bounds.get("reject[0].upper", math.inf)
+    return (-math.inf, high) if name == "k3" else (math.log(low) if low else -math.inf, math.log(high))
 
 
 @pytest.mark.parametrize(
-    ("one", "keep"),
-    [
-        *((GEO, keep) for keep in (0.05, 0.999, 1.0)),
-        *((BAND, keep) for keep in (0.05, 0.999)),
-        *((one, 0.5) for one in (SUM, K3, VETO)),
-    ],
-    ids=lambda given: str(getattr(given, "name", given)),
+    ("name", "keep"),
+    [("geo", 0.05), ("geo", 0.999), ("geo", 1.0), ("band", 0.999), ("sum", 0.5), ("k3", 0.5)],
 )
-def test_the_bounds_keep_exactly_the_share_promised(one, keep):
-    window, values = solved(one, keep).window, statistics(one.name)
-    low, high = ends(one, window.point.bounds)
+def test_the_bounds_keep_exactly_the_share_promised_and_lose_as_many_below_as_above(name, keep):
+    window, values = swept(name, keep=keep).window, statistics(name)
+    low, high = ends(name, window.point.bounds)
     assert window.of == len(values)
-    assert window.kept - window.ties == math.ceil(keep * len(values) - 1e-9)
-    assert sum(low <= x <= high for x in values) == window.kept
-    lost = window.point.numbers["tokens_rejected" if one is BAND else "sequences_dropped"].value
+    assert sum(low <= x <= high for x in values) == window.kept == math.ceil(keep * len(values) - 1e-9)
+    assert name == "k3" or abs(sum(x < low for x in values) - sum(x > high for x in values)) <= 1
+    lost = window.point.numbers["tokens_rejected" if name == "band" else "sequences_dropped"].value
     assert math.isclose(1 - lost, window.kept / len(values), rel_tol=1e-12)
 
 
-def test_both_sides_lose_the_same_around_the_data_and_one_side_asked_for_is_solved_alone():
-    window, values = solved(GEO, 0.9).window, statistics("geo")
-    low, high = ends(GEO, window.point.bounds)
+def test_one_side_asked_for_is_solved_alone_and_the_bounds_have_a_name_that_says_them(dump):
+    window = swept("geo_rs", keep=0.9, which="reject[0].upper").window
+    assert list(window.point.bounds) == ["reject[0].upper"]
+    assert (
+        sum(x <= math.log(window.point.bounds["reject[0].upper"]) for x in statistics("geo")) == window.kept
+    )
+    (again,) = CATALOGUE.resolve(swept("seq_mis", keep=0.6, path=dump).window.preset)
+    solved = swept("seq_mis", keep=0.6, path=dump).window.point.bounds
+    assert solved == {"reject[0].lower": again.reject[0].lower, "reject[0].upper": again.reject[0].upper}
 
-    assert abs(sum(x < low for x in values) - sum(x > high for x in values)) <= 1
-    assert low < oracles.mean(values) < high
-    one = solved(GEO, 0.9, which="reject.upper").window
-    assert list(one.point.bounds) == ["reject[0].upper"]
-    _, high = ends(GEO, one.point.bounds)
-    assert sum(x <= high for x in values) == one.kept == math.ceil(0.9 * 512)
+
+def test_the_share_is_that_of_the_bound_alone_and_what_the_preset_then_keeps_stands_beside_it():
+    veto = replace(preset("geo"), veto=Veto(lower=0.5))
+    window = sweep(opened(DUMP), replace(asked(veto, None, None, 0.9), values=AT), threads=1).sweep.window
+    assert window.kept == math.ceil(0.9 * 512)
+    assert window.point.numbers["sequences_dropped"].value > 0.1
 
 
-def test_ties_are_kept_and_said(tmp_path):
+def test_equal_values_are_kept_together(tmp_path):
     """Three values only: no bound keeps half of a hundred equal ones."""
     path = write(tmp_path / "ties.parquet", [[0.0]] * 100 + [[0.25]] * 20 + [[-0.25]] * 20)
-    found = solved(GEO, 0.5, path)
-
-    assert (found.window.kept, found.window.of, found.window.ties) == (100, 140, 30)
-    assert any("30 sequences more than asked" in remark for remark in found.remarks)
-    low, high = ends(GEO, found.window.point.bounds)
+    window = swept("geo", path=path, keep=0.5).window
+    low, high = ends("geo", window.point.bounds)
+    assert (window.kept, window.of) == (100, 140)
     assert -0.25 < low < 0 < high < 0.25
-    equal = solved(GEO, 0.95, write(tmp_path / "equal.parquet", [[0.0, 0.0]] * 40)).window
-    assert (equal.kept, equal.of, equal.point.numbers["sequences_dropped"].value) == (40, 40, 0)
 
 
-@pytest.mark.parametrize(
-    ("keep", "rule", "said"),
-    [
-        *((keep, MEAN, "above 0 and at most 1") for keep in (0.0, -0.1, 1.5, math.nan, math.inf)),
-        (0.9, Reject(upper=1.01, advantage="against"), "--keep"),
-        (0.9, Reject("k2", "batch", upper=0.1), "--keep"),
-    ],
-)
-def test_no_share_and_what_one_bound_alone_does_not_decide_is_refused(keep, rule, said):
-    one = Preset("one", "", reject=(rule,))
-    with pytest.raises(UsageError, match=said):
-        check_share(keep, one, pick(one, None))
+def test_batches_and_threads_change_nothing(dump):
+    first = swept("seq_mis", path=dump, keep=0.6)
+    for threads, tokens in ((2, 1500), (1, 3_000)):
+        found = swept("seq_mis", path=dump, keep=0.6, threads=threads, batch_tokens=tokens)
+        assert (found.window.point.bounds, found.window.kept) == (
+            first.window.point.bounds,
+            first.window.kept,
+        )
+        for mine, theirs in zip(found.points, first.points, strict=True):
+            values = [{name: x.value for name, x in one.numbers.items()} for one in (mine, theirs)]
+            assert values[0] == pytest.approx(values[1], rel=1e-9, abs=1e-12)
 
 
 def test_a_bound_is_the_shortest_number_that_does_it_and_one_beyond_all_floats_is_refused(tmp_path):
@@ -392,16 +307,67 @@ def test_a_bound_is_the_shortest_number_that_does_it_and_one_beyond_all_floats_i
     at = math.log(1.5)
     assert shortest(at, math.nextafter(at, 2), True, at) == math.exp(at)
     path = write(tmp_path / "huge.parquet", [[-800.0], [0.1], [0.2]])
-    assert solved(GEO, 0.3, path).window.kept == 1
+    assert swept("geo", path=path, keep=0.3).window.kept == 1
     with pytest.raises(UsageError, match="800 nats"):
-        solved(GEO, 1.0, path)
+        swept("geo", path=path, keep=1.0)
 
 
-def test_a_window_is_printed_in_a_trainers_syntax_and_may_be_asked_of_a_preset_with_other_rules(dump):
-    """The share is that of the window alone; what the preset then keeps stands beside it."""
-    window = solved(CATALOGUE["geo_rs"], 0.95, dump, trainer="verl").window
-    assert f"rollout_rs_threshold: {window.point.bounds['reject[0].upper']}" in window.config
-    assert f"rollout_rs_threshold_lower: {window.point.bounds['reject[0].lower']}" in window.config
-    window = solved(replace(GEO, veto=Veto(lower=0.5)), 0.9).window
-    assert window.kept == math.ceil(0.9 * 512)
-    assert window.point.numbers["sequences_dropped"].value > 0.1
+# ---------------------------------------------------------------- what is printed
+
+
+def run(*arguments, width=100):
+    return CliRunner().invoke(app, ["sweep", *arguments], env={"COLUMNS": str(width), "NO_COLOR": "1"})
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "sweep.md"
+SHOWN = re.findall(r"```text\n\$ offpol-diag sweep ([^\n]*)\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize(("arguments", "shown"), SHOWN, ids=[arguments for arguments, _ in SHOWN])
+def test_the_page_shows_what_the_command_prints(arguments, shown):
+    ran = run(*arguments.split())
+    assert ran.stdout.strip("\n") == shown
+    assert ["--keep" in arguments for arguments, _ in SHOWN] == [False, True]
+
+
+def test_solved_bounds_are_named_by_a_command_that_runs():
+    ran = run("--preset", "geo_rs", "--keep", "0.95")
+    line = ran.stdout.splitlines()[-1].removeprefix("preset  offpol-diag ")
+    assert CliRunner().invoke(app, [*shlex.split(line), "--for", "verl"]).exit_code == 0
+
+
+def test_the_result_is_its_json_and_a_section_of_the_page(tmp_path):
+    page = tmp_path / "page.html"
+    ran = run("--preset", "seq_mis", "--at", "1.5,2", "-v", "-o", str(page), "--json", "-")
+    summary = loads(ran.stdout, "result")  # and nothing else
+    assert 'id="table-sweep"' in page.read_text()
+    assert (summary.run.command, summary.sweep.which) == ("sweep", "reject[0]")
+    assert [point.threshold for point in summary.sweep.points] == [1.5, 2.0]
+
+
+def test_a_dump_without_the_column_is_refused_and_a_preset_of_ones_own_is_swept(tmp_path):
+    two = write(tmp_path / "two.parquet", [[0.1]])
+    ran = run(two, "--preset", "pure_is")
+    assert (ran.exit_code, ran.stdout, "no current_log_probs" in ran.stderr) == (2, "", True)
+    own = tmp_path / "own.toml"
+    own.write_text('[mine]\nreject = { statistic = "tv", over = "max", upper = 0.2 }\n')
+    ran = run("--preset", "mine", "--preset-file", str(own), "--keep", "0.8")
+    assert (ran.exit_code, "≤" in ran.stdout) == (0, True)
+
+
+def test_a_column_says_what_none_before_it_says(dump):
+    assert telling(swept("geo_rs", (1.001, 1.01), dump))[0] == "tokens_weighted"
+    assert not {"ess_tokens", "weight_mean", "truncated_high"} & {
+        *telling(swept("geo_rs", (1.001, 1.01), dump))
+    }
+    truncated = telling(swept("token_is", (1.1, 1.5), dump))
+    assert truncated == ["truncated_high", "ess_tokens", "weight_mean"]
+    assert {"tokens_weighted", "ess_tokens"} <= {*telling(swept("icepop", (1.1, 1.5), dump))}
+
+
+@pytest.mark.parametrize("values", ["2", "2,5"])
+def test_quiet_says_what_the_preset_keeps(values):
+    (one,) = run(
+        "sample_data/stale.parquet", "--preset", "token_is", "-q", "--at", values
+    ).stdout.splitlines()
+    assert re.fullmatch(r"token_is at 2 keeps an ESS of tokens of 99\.2% \[.+%\]", one)

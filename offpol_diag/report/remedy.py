@@ -176,8 +176,7 @@ def _remedy(summary: Result, given: Recommendation, causes: list[Cause], grown: 
     also = f" At the source: {lower(sentence(fix))}" if fix else ""
     if not given.title:
         label = {"no correction needed": "No correction is needed. "}.get(given.decision, "")
-        said = f"{label}{given.sentence}" + (also if given.decision == "no method helps" else "")
-        return f"{before} {said}".strip()
+        return f"{before} {label}{given.sentence}".strip()
     if before:
         then = f"Then {given.title}{f' ({effect})' if effect else ''}."
         return f"{before} {then}{'' if grew(summary) else also}"

@@ -106,7 +106,6 @@ class SweptPoint(Model):
     bounds: dict[str, float] = Field(description="the preset's bounds at this threshold, by their keys")
     own: bool = Field(False, description="whether it is the preset's own threshold")
     numbers: Numbers = Field(description="as those of presets")
-    dropped: Numbers = Field({}, description="lengths in tokens → share of the sequences that is dropped")
 
 
 class SolvedWindow(Model):
@@ -115,11 +114,8 @@ class SolvedWindow(Model):
     asked: float
     kept: Whole = Field(description="units within the bounds")
     of: Whole
-    ties: Whole = Field(0, description="further units with the last value kept, which no bound can separate")
     preset: str = Field(description="the preset with these bounds, by name")
     point: SweptPoint
-    trainer: str = ""
-    config: str = Field("", description="ready to paste")
 
 
 class Sweep(Model):
@@ -127,11 +123,9 @@ class Sweep(Model):
 
     preset: str
     which: str = Field(description="the bound that moves, e.g. reject[0].upper")
-    others: list[str] = Field([], description="other bounds of the preset that can be swept")
     statistic: str = Field(description="the statistic that is compared with the threshold")
     unit: str = Field(description="token or sequence: what the bound acts on")
     points: list[SweptPoint]
-    remarks: list[str] = []
     window: SolvedWindow | None = None
 
     @model_validator(mode="after")

@@ -105,9 +105,7 @@ class Diagnosis(Model):
     tokens: Whole | None = Field(None, description="size of the sample that was examined, in tokens")
 
 
-Decision = Literal[
-    "fix the bug first", "no correction needed", "METHOD at THRESHOLD", "no method helps", "not enough data"
-]
+Decision = Literal["fix the bug first", "no correction needed", "METHOD at THRESHOLD", "not enough data"]
 
 
 class Fired(Model):
