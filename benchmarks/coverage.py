@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import tables
 from offpol_diag.core import gap, preset_numbers, tails
 from offpol_diag.core.intervals import Formula, Groups, Reader, less
-from offpol_diag.core.state import Table, buckets_of, draws, largest_of, mix
+from offpol_diag.core.state import Table, buckets_of, draws, largest_of
+from offpol_diag.dump.hashes import mix
 from offpol_diag.number import Number
 
 Array = npt.NDArray[np.float64]

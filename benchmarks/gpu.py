@@ -28,7 +28,7 @@ import torch
 from offpol_diag.core import preset_numbers
 from offpol_diag.core.devices import memory_of, to_host
 from offpol_diag.core.gap import Tokens
-from offpol_diag.core.observe import Ahead, analyze, read_ahead
+from offpol_diag.core.observe import Ahead, examine, read_ahead
 from offpol_diag.core.segments import Array
 from offpol_diag.core.study import Study
 from offpol_diag.dump.batch import Batch
@@ -125,7 +125,7 @@ def whole(path: Path, device: str, tokens: int) -> None:
     found: dict[str, Result] = {}
     for one in (device, "cpu"):
         began = time.perf_counter()
-        found[one] = analyze([str(path)], presets=PRESETS, device=one)
+        found[one] = examine(open_dump([str(path)]), presets=PRESETS, device=one).summary()
         print(f"file to result, {one:7}: {tokens / (time.perf_counter() - began) / 1e6:.2f} M tokens/s")
     there, here = (found[one].numbers for one in (device, "cpu"))
     for subject, numbers in here.items():

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +18,9 @@ from rich.console import Console
 from offpol_diag.advice import advised as decided
 from offpol_diag.cli import SAMPLE as DUMP
 from offpol_diag.compare import of_presets
-from offpol_diag.core.observe import analyze, examine, opened
+from offpol_diag.core.observe import examine
+from offpol_diag.diagnosis.decide import diagnosed
+from offpol_diag.dump.convert import open_dump
 from offpol_diag.dump.forms import FORMS
 from offpol_diag.dump.schema import POSITION, TABLE
 from offpol_diag.dump.writer import to_table, write_tables
@@ -214,17 +217,25 @@ def _filled(name: str) -> str:
     return text
 
 
+def _of(path: Path, **how: Any) -> Result:
+    """The numbers of a dump, and the verdict."""
+    return diagnosed(examine(open_dump([str(path)]), device="cpu", **how))
+
+
 @cache
 def _analyzed() -> Result:
     """The result of the sample, under every preset."""
-    return decided(analyze([str(DUMP)], presets=load().resolve("all"), device="cpu"))
+    return decided(_of(DUMP, presets=load().resolve("all")))
 
 
 def _excerpt() -> str:
     found = examine(
-        opened(str(DUMP)), presets=load().resolve("token_is,seq_mis"), device="cpu", against="token_is"
+        open_dump([str(DUMP)]),
+        presets=load().resolve("token_is,seq_mis"),
+        device="cpu",
+        against="token_is",
     )
-    two = found.summary()
+    two = diagnosed(found)
     two = two.model_copy(update={"comparison": of_presets(found, two, "token_is")})
     return _printed(
         "$ offpol-diag analyze",
@@ -240,7 +251,7 @@ COLLAPSE = HERE.parent / "sample_data" / "collapse.parquet"
 
 @cache
 def _collapsed() -> list[str]:
-    return _answered(decided(analyze([str(COLLAPSE)], device="cpu"), "verl"))
+    return _answered(decided(_of(COLLAPSE), "verl"))
 
 
 def _collapse() -> str:
@@ -258,7 +269,7 @@ def _collapse_in_full() -> str:
 def _gate() -> str:
     """How a bound on every step of the run that collapsed is judged."""
     asked = required(max=["step:k3=0.015"])
-    summary = analyze([str(COLLAPSE)], presets=(), device="cpu", by_step=asked.by_step(load()))
+    summary = _of(COLLAPSE, presets=(), by_step=asked.by_step(load()))
     lines = _answered(summary.model_copy(update={"gates": list(judged(summary, asked))}))
     return _printed(*lines[2 : lines.index("", 3)], "…")
 
@@ -274,7 +285,7 @@ def _undecided() -> str:
     with tempfile.TemporaryDirectory() as folder:
         unknown = Path(folder) / "without_lag.parquet"
         pq.write_table(pq.read_table(DUMP).drop_columns(["policy_lag"]), unknown)
-        lines = _answered(analyze([str(unknown)], device="cpu"))
+        lines = _answered(_of(unknown))
     return _printed("$ offpol-diag doctor without_lag.parquet", *lines[: lines.index("", 5)], "…")
 
 
@@ -287,7 +298,7 @@ def _diagnosed() -> Result:
         shifted = [row[1:] + row[-1:] for row in table.column(place).to_pylist()]
         column = pa.array(shifted, table.field(place).type)
         pq.write_table(table.set_column(place, table.field(place), column), broken)
-        return analyze([str(broken)], device="cpu")
+        return _of(broken)
 
 
 def _answered(summary: Result) -> list[str]:
@@ -320,7 +331,7 @@ def _specimen() -> Result:
         path = Path(folder) / "specimen.parquet"
         columns = dict.fromkeys(("rollout_log_probs", "old_log_probs", "current_log_probs"), tokens)
         write_tables([to_table({**columns, "advantages": [1.0, -1.0]})], path)
-        return analyze([str(path)], presets=load().resolve("token_is"), device="cpu")
+        return _of(path, presets=load().resolve("token_is"))
 
 
 PAGES: dict[str, Callable[[], str]] = {

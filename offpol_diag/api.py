@@ -17,6 +17,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache, partial, wraps
 from numbers import Integral, Real
 from pathlib import Path
@@ -28,7 +29,7 @@ from typing_extensions import TypedDict
 from offpol_diag import files
 from offpol_diag.errors import OffpolError, UsageError, did_you_mean
 from offpol_diag.number import Number
-from offpol_diag.printable import is_url
+from offpol_diag.printable import clean, is_url
 from offpol_diag.result import (
     Against,
     Comparison,
@@ -494,7 +495,7 @@ def analyze(
 def doctor(what: Any, *, group_by: Names = (), **how: Unpack[Computes]) -> Report:
     """Say whether the mismatch is a bug, and which one; no correction is computed. See `analyze`."""
     with _opened(what, how, group_by) as (dump, label):
-        found = _examined(dump, how, (), group_by).summary()
+        found = _diagnosed(_examined(dump, how, (), group_by))
     return Report(_labelled(_within(_named(found, "doctor")), label))
 
 
@@ -533,7 +534,7 @@ def compare(
         )
         if others:
             runs = [_examined(one, how, asked, group_by) for one, _ in ((dump, label), *further)]
-            results = [one.summary() for one in runs]
+            results = [*map(_diagnosed, runs)]
             found = _named(results[0], "compare")
             update: dict[str, Any] = {"against": of_runs(runs, results)}
         else:
@@ -731,7 +732,7 @@ def rescore(
         reference, columns = rescored(paths, model, target, LOG.info, **asked)
         again: Computes = {"seed": seed, "device": "cpu", "columns": columns}
         with _opened(str(target), again) as (dump, _):
-            found = _named(_examined(dump, again, ()).summary(), "rescore")
+            found = _named(_diagnosed(_examined(dump, again, ())), "rescore")
         reference.written = "" if to is None else reference.written
     return Report(_labelled(found.model_copy(update={"reference": reference}), label))
 
@@ -766,12 +767,16 @@ def report(result: File) -> Report:
 @contextmanager
 def _opened(what: Any, how: Any, group_by: Sequence[str] = ()) -> Iterator[tuple[Dump, str]]:
     """Yield what is given as a dump, and a name for what lay in memory (else empty)."""
-    from offpol_diag.core.observe import opened
+    from offpol_diag.dump.convert import open_dump
     from offpol_diag.dump.memory import in_files
+    from offpol_diag.run.threads import TOKENS
 
-    given = {name: how[name] for name in ("on_bad_row", "batch_tokens") if name in how}
+    given = {"on_bad_row": how["on_bad_row"]} if "on_bad_row" in how else {}
+    given["batch_tokens"] = how.get("batch_tokens") or TOKENS
     with in_files(what) as (paths, label):
-        yield opened(paths, columns=how.get("columns") or None, group_by=group_by, **given), label
+        dump = open_dump(paths, columns=how.get("columns") or None, group_by=group_by, **given)
+        dump.info = replace(dump.info, given=tuple(map(clean, paths)))
+        yield dump, label
 
 
 def _where(how: Computes) -> Any:
@@ -787,11 +792,17 @@ def _examined(
     return examine(dump, presets=presets, group_by=group_by, **_where(how), **more)
 
 
+def _diagnosed(found: Examined) -> Result:
+    from offpol_diag.diagnosis.decide import diagnosed
+
+    return diagnosed(found)
+
+
 def _advised(found: Examined, command: str, trainer: str | None = None) -> Result:
     """Return the numbers with the recommendation, and its configuration for a trainer."""
     from offpol_diag.advice import advised
 
-    return advised(_named(found.summary(), command), trainer)
+    return advised(_named(_diagnosed(found), command), trainer)
 
 
 def _named(result: Result, command: str) -> Result:

@@ -33,9 +33,8 @@ from offpol_diag.core.intervals import (
     sure,
 )
 from offpol_diag.core.observe import Examined
-from offpol_diag.core.readout import Readout
 from offpol_diag.core.state import COUNTED, Array, State
-from offpol_diag.core.study import Study
+from offpol_diag.core.study import Readout, Study
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics import FIRST_GAP, Better, better
 from offpol_diag.number import Number, Numbers
@@ -291,16 +290,14 @@ def _of_dump(out: Readout) -> dict[str, Array]:
     """Return the gaps' numbers of size that have an interval, with their replicates, [1+B], by name."""
     result: dict[str, Array] = {}
     for drift in out.study.drifts:
-        rows: list[Formula] = [*(row for row in gap.ROWS if row is not gap.DIFFER), tails.ESS_TOKENS]
+        rows: list[Formula] = [row for row in gap.ROWS if row is not gap.DIFFER]
+        rows += [tails.ESS_TOKENS, tails.ESS_SEQUENCES]
         if f"{drift.prefix}ax" in out.reader.drawn:
             rows.append(gap.SURROGATE)
         if out.state.ranges[f"{drift.prefix}s"][1] <= LARGEST:  # else too large for sums
             rows.append(gap.CHI2_SEQUENCE)
         column = partial(out.reader.column, prefix=drift.prefix)
         result |= {drift.prefix + row.name: row.of(column) for row in rows}
-        logs = out.state.tables[f"{drift.prefix}products"].drawn(out.study.seed)
-        row = tails.ESS_SEQUENCES
-        result[drift.prefix + row.name] = row.of({**out.reader.drawn, **logs}.__getitem__)
     return result
 
 

@@ -15,6 +15,7 @@ from offpol_diag.core.observe import examine, running
 from offpol_diag.core.preset_numbers import AT_LAG_0
 from offpol_diag.core.state import Array
 from offpol_diag.core.steps import rule as rule_of
+from offpol_diag.diagnosis.decide import diagnosed
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import Dump
 from offpol_diag.errors import DumpError, UsageError, did_you_mean
@@ -245,7 +246,7 @@ def sweep(dump: Dump, given: Asked, **how: Any) -> Result:
         solved, *kept = solve(seen, given)
         every.append(solved)
     moved = [bound.moved(ends) for ends in every]
-    whole = examine(dump, presets=(preset, *moved), lag_0=True, **how).summary()
+    whole = diagnosed(examine(dump, presets=(preset, *moved), lag_0=True, **how))
     points = [
         SweptPoint(
             threshold=ends.get("upper", ends.get("lower", 0.0)),

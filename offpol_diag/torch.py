@@ -25,7 +25,7 @@ from offpol_diag.core import readout
 from offpol_diag.core.correct import batch_of, packed, weights_and_mask
 from offpol_diag.core.evaluate import Evaluator
 from offpol_diag.core.observe import Observe
-from offpol_diag.core.study import Study
+from offpol_diag.core.study import Readout, Study
 from offpol_diag.dump.writer import TOLERANCE
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Policy, Preset, catalogue
@@ -64,7 +64,7 @@ class Correction:
         if not self._tokens.sequences.tokens:
             return {}
         batch = batch_of(self._tokens, self._counted)
-        out = readout.Readout(self._study, Observe(self._study)(batch).state)
+        out = Readout(self._study, Observe(self._study)(batch).state)
         found = readout.of_dump(out) | readout.of_preset(out, self._study.presets[0])
         return {name: one.value for name, one in found.items() if one.value is not None}
 

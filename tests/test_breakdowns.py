@@ -13,10 +13,10 @@ import pytest
 
 from offpol_diag.core import breakdowns
 from offpol_diag.core.breakdowns import FEWEST, GRID
-from offpol_diag.core.observe import analyze
 from offpol_diag.result import Lengths, Result
 from tests import oracles
 from tests.oracles import Sequence
+from tests.reading import analyze
 
 
 def rows_of(many: int = 90) -> list[dict[str, Any]]:

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from offpol_diag.advice import advised
 from offpol_diag.cli import app
-from offpol_diag.core.observe import analyze
 from offpol_diag.diagnosis import decide
 from offpol_diag.diagnosis.recorded import Recorded, recorded
 from offpol_diag.diagnosis.registry import CAUSES
@@ -30,6 +29,7 @@ from offpol_diag.report.gate import junit as render_junit
 from offpol_diag.report.terminal import LINES
 from offpol_diag.result import CandidateCause, Diagnosis, loads
 from tests.factory import DumpFile
+from tests.reading import analyze
 
 SAMPLES = Path(__file__).parents[1] / "sample_data"
 PROMPTS, ANSWERS, TOKENS, WORDS = 32, 4, 40, 6

@@ -16,7 +16,6 @@ from faults import responses as sampled
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
-from offpol_diag.core.observe import analyze
 from offpol_diag.diagnosis.cause import TRAINERS, Cause
 from offpol_diag.diagnosis.recorded import Recorded
 from offpol_diag.diagnosis.registry import CAUSES
@@ -24,6 +23,7 @@ from offpol_diag.diagnosis.rows import Rows, jittered
 from offpol_diag.diagnosis.seen import Seen
 from offpol_diag.report.explain import filled, plain
 from tests import faults
+from tests.reading import analyze
 
 IDS = {one.id: one for one in CAUSES}
 SEEDS = range(5)

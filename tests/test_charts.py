@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from offpol_diag.core import charts, tails
-from offpol_diag.core.observe import analyze, examine, opened
+from offpol_diag.core import histograms, tails
+from offpol_diag.core.observe import examine
 from offpol_diag.core.state import MOST_STEPS
 from offpol_diag.presets.catalogue import FAMILIES
 from offpol_diag.result import Result
 from tests import oracles
+from tests.reading import analyze, opened
 
 CLOSE = {"rel": 1e-10, "abs": 1e-13}
 
@@ -74,7 +75,7 @@ def found(dump):
 
 
 def test_density_counts_every_token_by_both_probabilities(seen, found):
-    edges, size = charts.DENSITY_LOGS, charts.BINS
+    edges, size = histograms.DENSITY_LOGS, histograms.BINS
     want = [[0] * size for _ in range(size)]
     for one in seen.tokens:
         want[bisect_left(edges, one["q"])][bisect_left(edges, one["p"])] += 1
@@ -84,9 +85,11 @@ def test_density_counts_every_token_by_both_probabilities(seen, found):
 
 
 def test_edges_lie_near_the_probabilities_they_stand_for():
-    for log, want in zip(charts.NOISE_LOGS, charts.NOISE_EDGES, strict=True):
+    for log, want in zip(histograms.NOISE_LOGS, histograms.NOISE_EDGES, strict=True):
         assert log == pytest.approx(math.log(want), rel=1 / 63)
-    for log, logit in zip(charts.DENSITY_LOGS, np.linspace(*charts.LOGITS, charts.BINS - 1), strict=True):
+    for log, logit in zip(
+        histograms.DENSITY_LOGS, np.linspace(*histograms.LOGITS, histograms.BINS - 1), strict=True
+    ):
         assert log == pytest.approx(-math.log1p(math.exp(-logit)), rel=1 / 63)
 
 
@@ -106,8 +109,8 @@ def test_quantiles_of_the_size_by_probability_are_exact_to_a_bin(seen, found):
     noise = found.noise
     by_bin = defaultdict(list)
     for one in seen.tokens:
-        by_bin[bisect_left(charts.NOISE_LOGS, one["q"])].append(one)
-    for at in range(len(charts.NOISE_EDGES) + 1):
+        by_bin[bisect_left(histograms.NOISE_LOGS, one["q"])].append(one)
+    for at in range(len(histograms.NOISE_EDGES) + 1):
         assert noise.in_sync_tokens[at] == sum(x["lag"] == 0 for x in by_bin[at])
         for values, q, few in (
             (noise.median, 0.5, by_bin[at]),
@@ -180,7 +183,6 @@ def test_by_step(seen, dump):
                 len(own) for x, own in zip(logs, rows.values(), strict=True) if not 0.5 <= math.exp(x) <= 2
             )
             / n,
-            "khat_tokens": khat(x["d"] for x in few),
         }
         for prefix, later, earlier in (("", "p", "q"), ("drift2.", "c", "p"), ("total.", "c", "q")):
             want[f"{prefix}k1"] = -mean(x[later] - x[earlier] for x in few)

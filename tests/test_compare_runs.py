@@ -21,7 +21,7 @@ import offpol_diag
 from offpol_diag.cli import app
 from offpol_diag.compare import Side, _repeats, _shared, effect, of_runs, rank, size
 from offpol_diag.core.intervals import Groups, holm, p_value
-from offpol_diag.core.observe import examine, opened
+from offpol_diag.core.observe import examine
 from offpol_diag.core.state import State, mix
 from offpol_diag.number import Number
 from offpol_diag.presets.catalogue import load
@@ -31,6 +31,7 @@ from offpol_diag.report.page import page as drawn
 from offpol_diag.report.parts import parts
 from offpol_diag.result import Contrast, Result, loads
 from tests.factory import DumpFile, with_numbers
+from tests.reading import opened
 
 NAMED = load().resolve("token_is,seq_mis")
 

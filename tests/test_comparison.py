@@ -13,7 +13,7 @@ from scipy.stats import t as student
 from offpol_diag import api
 from offpol_diag.compare import leader, of_preset, of_presets, reference
 from offpol_diag.core.intervals import Groups
-from offpol_diag.core.observe import examine, opened
+from offpol_diag.core.observe import examine
 from offpol_diag.core.readout import Readout
 from offpol_diag.core.state import draws as draws_of
 from offpol_diag.core.state import groups_of
@@ -26,6 +26,7 @@ from offpol_diag.report import answered
 from offpol_diag.result import Comparison, idle, loads
 from tests import oracles
 from tests.factory import Row, make_summary
+from tests.reading import opened
 from tests.test_terminal import SAMPLES
 
 ROWS = oracles.make_rows(0.3, seed=3, many=60, outliers=0.01)

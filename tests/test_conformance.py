@@ -13,10 +13,10 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag.core.observe import analyze
 from offpol_diag.presets import UNSIGNED, Preset, Reject, Veto, Weight
 from tests import oracles
 from tests.kinds import of_each_kind
+from tests.reading import analyze
 from tests.trainers import BUILT_IN
 
 SHIPPED = tuple(BUILT_IN.values())

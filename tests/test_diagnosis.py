@@ -16,13 +16,13 @@ from faults import Policy, anew, capped, colder, dump, joined
 from faults import responses as sampled
 from scipy import stats
 
-from offpol_diag.core.observe import analyze
 from offpol_diag.diagnosis.causes.boundary import Boundary
 from offpol_diag.diagnosis.causes.context import WrongContext
 from offpol_diag.diagnosis.causes.special_token import SpecialToken
 from offpol_diag.diagnosis.rows import SURE, Rows, bound
 from offpol_diag.diagnosis.seen import systematic
 from tests import oracles
+from tests.reading import analyze
 
 ROOT = Path(__file__).parent.parent
 SAMPLES = ("healthy", "quantized", "stale", "collapse")

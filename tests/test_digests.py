@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from offpol_diag.core.observe import analyze
 from tests.factory import DumpFile
+from tests.reading import analyze
 
 STEPS, ROWS, TOKENS = 8, 8, 40
 NAME = "weights_not_synced"

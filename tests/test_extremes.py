@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from offpol_diag import compare
 from offpol_diag.cli import app
 from offpol_diag.core.intervals import ABOVE_ONE, ANYWHERE, POSITIVE
-from offpol_diag.core.observe import analyze
 from offpol_diag.core.state import COUNTED
 from offpol_diag.gate import judged, required
 from offpol_diag.number import Number
@@ -23,6 +22,7 @@ from offpol_diag.result import loads
 from tests import oracles
 from tests.factory import make_summary
 from tests.kinds import EACH
+from tests.reading import analyze
 
 DUMPS = {
     "one token": {"rollout_log_probs": [[-1.0]], "old_log_probs": [[-1.2]]},

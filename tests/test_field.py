@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
-from offpol_diag.core.observe import analyze
 from offpol_diag.gate import judged, required
 from offpol_diag.report import answered
+from tests.reading import analyze
 
 FIELD = Path(__file__).parent / "field"
 LABELS = json.loads((FIELD / "labels.json").read_text(encoding="utf-8"))

@@ -18,7 +18,6 @@ import pytest
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
-from offpol_diag.core.observe import analyze
 from offpol_diag.dump import convert as conversion
 from offpol_diag.dump import forms
 from offpol_diag.dump.convert import convert, form_of, open_dump
@@ -26,6 +25,7 @@ from offpol_diag.dump.forms import FORMS, Row
 from offpol_diag.errors import DumpError
 from tests.factory import Table, converted, unconvertible, write
 from tests.forms import pickled, written
+from tests.reading import analyze
 
 
 def row(i: int) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from offpol_diag.cli import EXITS
 from offpol_diag.cli import SAMPLE as DUMP
 from offpol_diag.core import breakdowns
-from offpol_diag.core.observe import analyze
 from offpol_diag.dump.batch import joined
 from offpol_diag.dump.read import open_dump
 from offpol_diag.errors import UsageError
@@ -35,6 +34,7 @@ from offpol_diag.trainers.ours import rows
 from tests import oracles
 from tests.factory import Location, make_summary, number, put
 from tests.factory import presets as made_presets
+from tests.reading import analyze
 from tests.trainers import BUILT_IN
 
 HEAVY = "unreliable: k̂ = 0.75 is above 0.70"

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from offpol_diag.core import gap, preset_numbers, readout
 from offpol_diag.core.devices import to_host
-from offpol_diag.core.observe import Ahead, Observe, analyze
-from offpol_diag.core.study import Study
+from offpol_diag.core.observe import Ahead, Observe
+from offpol_diag.core.study import Readout, Study
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import open_dump
 from offpol_diag.errors import MemoryShortage, UsageError
@@ -28,6 +28,7 @@ from offpol_diag.run import devices as named
 from offpol_diag.run import threads
 from tests import kinds
 from tests.devices import REAL, numbers, same
+from tests.reading import analyze
 
 SAMPLE = "sample_data/stale.parquet"
 COLUMNS = frozenset(("rollout_log_probs", "old_log_probs", "current_log_probs", "advantages"))
@@ -207,7 +208,7 @@ def test_tensors_of_the_cpu_have_the_numbers_of_arrays(batch):
     """The path of a GPU, where there is none."""
     study = Study.of(COLUMNS, kinds.EACH)
     found = [Observe(study, devices=(device,), rows=True)(batch) for device in ("cpu", "cpu:0")]
-    here, there = (readout.Readout(study, one.state) for one in found)
+    here, there = (Readout(study, one.state) for one in found)
     for preset in study.presets:
         one, other = (
             {name: number.value for name, number in readout.of_preset(out, preset).items()}

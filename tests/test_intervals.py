@@ -19,14 +19,15 @@ from offpol_diag.core.intervals import (
     Groups,
     Range,
     Reader,
+    intervals,
     mean,
 )
-from offpol_diag.core.observe import analyze
 from offpol_diag.core.preset_numbers import idle
 from offpol_diag.core.state import Table
 from offpol_diag.presets import catalogue
+from tests.reading import analyze
 
-MEAN = Formula("x", "", "tokens", "", mean("x"))
+MEAN = Formula("x", "", mean("x"))
 
 
 def test_an_interval_needs_a_few_groups_and_defined_replicates():
@@ -42,7 +43,7 @@ def test_an_interval_needs_a_few_groups_and_defined_replicates():
 
 def number(values: np.ndarray, groups: float = 60, within: Range = ANYWHERE):
     """Return the interval of [1+B] values among groups of which so many count in effect."""
-    return Reader({}, Groups(101, groups)).around(values, within)
+    return intervals(values[None], Groups(101, groups), [within])[0]
 
 
 def t_times(groups: float, replicates: int) -> float:
@@ -110,7 +111,7 @@ def share(seen: float, units: float, counts: bool = True) -> tuple[float, float]
     read = {"x": np.full((65,), seen), "sequences": np.full((65,), units)}
     return (
         Reader(read, Groups(60, 60.0))
-        .number(Formula("x", "fraction", "", "", mean("x", "sequences"), counts=counts))
+        .number(Formula("x", "", mean("x", "sequences"), "fraction", counts=counts))
         .interval
     )
 

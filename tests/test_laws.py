@@ -22,15 +22,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.core import readout
-from offpol_diag.core.observe import Observe, analyze
+from offpol_diag.core.observe import Observe
 from offpol_diag.core.state import State
-from offpol_diag.core.study import Study
+from offpol_diag.core.study import Readout, Study
 from offpol_diag.dump.read import open_dump
 from offpol_diag.number import Number
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.result import Result, Run
 from tests import oracles
 from tests.kinds import EACH
+from tests.reading import analyze
 
 MORE = (
     Preset("turns", "", weight=Weight("segment", upper=1.3), reject=(Reject("ratio", "segment", upper=1.2),)),
@@ -236,7 +237,7 @@ def only(summary: Result, names: Any) -> Result:
 
 
 def read(study: Any, whole: State, like: Result) -> Result:
-    return readout.summary(study, whole, study.presets, like.dump, RUN)
+    return readout.summary(Readout(study, whole), study.presets, like.dump, RUN)
 
 
 def test_packed_sequences_count_as_they_do_alone(rows, whole, tmp_path):

@@ -16,7 +16,6 @@ from faults import dump
 
 from offpol_diag.core.gap import DRIFTS, Tokens
 from offpol_diag.core.kept_rows import Sample, hashes
-from offpol_diag.core.observe import analyze
 from offpol_diag.core.state import groups_of
 from offpol_diag.diagnosis import splits
 from offpol_diag.diagnosis.locate import GAIN, LEVEL, MOST, locate
@@ -25,6 +24,7 @@ from offpol_diag.dump.batch import joined
 from offpol_diag.dump.read import open_dump
 from offpol_diag.report import answered
 from offpol_diag.result import loads
+from tests.reading import analyze
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from offpol_diag.core.observe import analyze
 from offpol_diag.dump.convert import open_dump
 from tests.factory import converted, plain, read, refusal, write
+from tests.reading import analyze
 from tests.test_laws import different
 
 TOKENS = {

@@ -8,10 +8,10 @@ from typing import get_args
 
 import pytest
 
-from offpol_diag.core.observe import analyze
 from offpol_diag.core.steps import weighted
 from offpol_diag.presets import Clip, Loss, Preset, Reject, Veto, Weight
 from tests import oracles
+from tests.reading import analyze
 
 LOSSES = get_args(Loss)
 TIGHT = Clip(0.1, 0.15, 1.3)  # so that every branch is taken often

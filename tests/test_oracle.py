@@ -21,7 +21,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from offpol_diag.core.observe import analyze
 from offpol_diag.core.preset_numbers import idle
 from offpol_diag.presets import (
     UNSIGNED,
@@ -43,6 +42,7 @@ from offpol_diag.presets import (
 )
 from tests import oracles
 from tests.devices import gpu
+from tests.reading import analyze
 
 SIGMAS = ("1e-4", "1", "outliers", "float32")
 ON_GPU = ("1e-3", "1e-2", "outliers")

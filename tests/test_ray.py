@@ -17,12 +17,12 @@ import pytest
 from cluster_jobs import Look
 
 import offpol_diag
-from offpol_diag.core.observe import analyze
 from offpol_diag.dump.read import open_dump
 from offpol_diag.errors import ClusterError, DumpError, UsageError, install
 from offpol_diag.presets.catalogue import load
 from offpol_diag.run import ray as tasks
 from tests.devices import same
+from tests.reading import analyze
 
 if "CI" in os.environ:
     import ray  # CI installs it: there its absence is a failure

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.advice import DEFAULT, RULES, advised, prescribed, recommend
-from offpol_diag.core.observe import analyze
 from offpol_diag.number import Number
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.catalogue import FAMILIES
@@ -38,6 +37,7 @@ from offpol_diag.trainers import TRAINERS
 from offpol_diag.trainers.translate import sayable
 from tests import oracles
 from tests.factory import dump_facts, make_summary, with_numbers
+from tests.reading import analyze
 
 GROUPED = {name: name for name in ("rollout_log_probs", "old_log_probs", "group_id")}
 BARE = {name: name for name in GROUPED if name != "group_id"}

@@ -9,11 +9,11 @@ import pytest
 from factory import Location, make_summary, number, place, put
 
 from offpol_diag.api import Report
-from offpol_diag.core.observe import analyze
 from offpol_diag.errors import ResultError, UsageError
 from offpol_diag.number import OVERFLOWS, Number
 from offpol_diag.presets.catalogue import load
 from offpol_diag.result import Result, loads, place_of
+from tests.reading import analyze
 
 
 def written(summary: Result) -> dict[str, Any]:

@@ -12,11 +12,11 @@ import pytest
 from faults import PROMPTS, WORDS, Policy, colder, penalised
 from faults import responses as sampled
 
-from offpol_diag.core.observe import analyze
 from offpol_diag.diagnosis.causes.constants import Sentinel
 from offpol_diag.diagnosis.causes.context import faded
 from offpol_diag.diagnosis.causes.special_token import SpecialToken
 from offpol_diag.diagnosis.rows import Rows
+from tests.reading import analyze
 
 OLD = Policy()
 

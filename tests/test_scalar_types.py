@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from offpol_diag.core.observe import analyze
 from offpol_diag.dump import schema
 from offpol_diag.dump.read import open_dump
 from offpol_diag.errors import DumpError
 from tests import factory
 from tests.factory import read
+from tests.reading import analyze
 
 NAN = math.nan
 NUMBERS = {

@@ -17,7 +17,6 @@ from offpol_diag.core.state import (
     buckets_of,
     draws,
     groups_of,
-    unkept,
 )
 
 
@@ -31,7 +30,6 @@ def part(prompts, values):
         "logs": Table.of({"x": 400 * x}, buckets, kind="logs"),
         "step": Table.of({"x": x}, buckets, steps, most=MOST_STEPS, width=1),
         "host": Table.of({"x": x}, buckets, hosts, most=50),
-        "best": Table.best(np.stack((x, -x)), np.array(steps), most=MOST_STEPS, width=1),
     }
     ends = {"x": (x.min(), x.max())}
     return State.joined(
@@ -94,18 +92,9 @@ def test_places_beyond_the_bound_are_one():
     parts, values = cut(1200, 3)
     table = reduce(State.merge, parts).tables["host"]
     assert len(table.labels) == 51
-    assert unkept(table.labels) == pytest.approx(1150, rel=0.5)
     each = table.by_place()
     assert math.fsum(one.sums()["x"] for one in each.values()) == pytest.approx(math.fsum(values))
     assert each[OTHERS].sums() == table.at(OTHERS).sums()
-
-
-def test_the_best_of_a_place_are_kept():
-    table = part([0, 1, 2, 3], [1.0, -3.0, 2.0, 5.0]).tables["best"]
-    assert {place: one.values[:, 0].tolist() for place, one in table.by_place().items()} == {
-        0: [3.0, 2.0],
-        1: [5.0, -5.0],
-    }
 
 
 def test_replicates_draw_buckets():

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from offpol_diag import result as summaries
 from offpol_diag.advice import recommend
 from offpol_diag.cli import app
-from offpol_diag.core.observe import analyze
 from offpol_diag.gate import judged, required
 from offpol_diag.number import Number
 from offpol_diag.report import answered
@@ -23,6 +22,7 @@ from offpol_diag.result import Place, Result
 from offpol_diag.table import Table
 from tests import oracles
 from tests.factory import Location, Row, dump_facts, make_summary
+from tests.reading import analyze
 
 
 def along(axis: str, *k3: float) -> dict[str, Location]:

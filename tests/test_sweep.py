@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from offpol_diag.cli import SAMPLE as DUMP
 from offpol_diag.cli import app
-from offpol_diag.core.observe import analyze, opened
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load
@@ -25,6 +24,7 @@ from offpol_diag.result import loads
 from offpol_diag.sweep import METRICS, asked, bounds_of, informative, round_numbers, shortest, sweep
 from tests import oracles
 from tests.factory import DumpFile
+from tests.reading import analyze, opened
 
 CATALOGUE = load()
 MEAN = Reject(over="mean", lower=0.999, upper=1.001)

@@ -16,10 +16,10 @@ from arviz_stats.base import array_stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offpol_diag.core import tails
-from offpol_diag.core.observe import analyze
+from offpol_diag.core import histograms, tails
 from offpol_diag.core.state import largest_of
 from tests import oracles
+from tests.reading import analyze
 
 
 def log_weights(k, n, seed=0):
@@ -166,11 +166,11 @@ def test_rows_without_a_token_are_no_part_of_the_sequences_tail(tmp_path):
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 FINE = st.floats(2.0**-39, 2.0**90) | st.floats(-(2.0**90), -(2.0**-39)) | st.just(0.0)
-EDGES = tails.edges()
+EDGES = histograms.edges()
 
 
 def bins(values):
-    return tails.index(np.array(values))
+    return histograms.index(np.array(values))
 
 
 @given(st.lists(FLOATS, min_size=2, max_size=50))
@@ -179,38 +179,38 @@ def test_every_number_lands_between_the_edges_of_its_bin_and_bins_keep_their_ord
     assert bins(sorted(values)).tolist() == sorted(at.tolist())
     for x, i in zip(values, at.tolist(), strict=True):
         assert i == 0 or EDGES[i] <= x, "the outermost hold all beyond"
-        assert i == tails.SIZE - 1 or x <= EDGES[i + 1]
+        assert i == histograms.SIZE - 1 or x <= EDGES[i + 1]
 
 
 @given(FINE)
 def test_a_number_and_its_negative_have_mirrored_bins(x):
     first, second = bins([x, -x]).tolist()
-    assert first - tails.HALF == tails.HALF - second
+    assert first - histograms.HALF == histograms.HALF - second
 
 
 def test_edges_rise_are_a_thirty_second_apart_and_belong_to_the_bin_above():
     up = EDGES[EDGES > 0]
-    assert len(EDGES) == tails.SIZE + 1
+    assert len(EDGES) == histograms.SIZE + 1
     assert (np.diff(EDGES) > 0).all()
     assert float((up[1:] / up[:-1]).max()) == pytest.approx(1 + 1 / 32)
     assert float(up[0]) == 2.0**-40
-    assert np.array_equal(tails.index(up[:-1]), np.arange(len(up) - 1) + tails.HALF + 1)
+    assert np.array_equal(histograms.index(up[:-1]), np.arange(len(up) - 1) + histograms.HALF + 1)
 
 
 @given(st.lists(FINE, min_size=1, max_size=80), st.floats(0, 1))
 def test_a_quantile_is_within_a_bin_of_an_order_statistic(values, q):
-    got = tails.quantile(np.bincount(bins(values), minlength=tails.SIZE), q)
+    got = histograms.of_lattice(np.bincount(bins(values), minlength=histograms.SIZE), q)
     near = [float(np.quantile(values, q, method=how)) for how in ("lower", "higher", "inverted_cdf")]
     slack = max(map(abs, near)) / 32 + 2.0**-40
     assert min(near) - slack <= got <= max(near) + slack
 
 
 def test_quantiles_of_nothing_are_undefined():
-    assert math.isnan(tails.quantile(np.zeros(tails.SIZE), 0.5))
+    assert math.isnan(histograms.of_lattice(np.zeros(histograms.SIZE), 0.5))
 
 
 def test_k3_of_a_token_at_60_nats_has_a_bin_of_its_own():
     """k3 = e^60: were the lattice to end earlier, such tokens and milder ones would count as equals."""
     at = bins([math.expm1(d) - d for d in (8.0, 20.0, 30.0, 60.0, 65.0)]).tolist()
     assert len(set(at)) == 5
-    assert max(at) < tails.SIZE - 1
+    assert max(at) < histograms.SIZE - 1

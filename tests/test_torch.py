@@ -9,11 +9,11 @@ from functools import cache
 import pytest
 import torch
 
-from offpol_diag.core.observe import analyze
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from offpol_diag.torch import correct
 from tests import oracles
+from tests.reading import analyze
 
 BUILT_IN = catalogue.load()
 RAW = Preset("raw", "", weight=Weight(action="none", safety=None), reject=(Reject("prob_diff", upper=0.2),))

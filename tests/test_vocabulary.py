@@ -7,12 +7,12 @@ import json
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from offpol_diag.core.observe import analyze
 from offpol_diag.errors import UsageError
 from offpol_diag.report.page import page
 from offpol_diag.report.tokens import strips
 from offpol_diag.report.vocabulary import with_texts
 from tests import oracles
+from tests.reading import analyze
 
 WORDS = ("<s>", "we", "Ġneed", "Ċ", "<blink>", "Ã")
 

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.core import observe
-from offpol_diag.core.observe import analyze
 from offpol_diag.dump.read import Dump
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from tests import oracles
+from tests.reading import analyze
 
 M2PO = Preset("m2", "", reject=(Reject("k2", "batch", upper=0.02),))
 NORMAL = Preset("n", "", weight=Weight(upper=2.0, normalize=True))

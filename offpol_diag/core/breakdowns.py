@@ -1,224 +1,138 @@
-"""The mismatch by place: step, lag, length, turn, position, probability, advantage sign, any column.
+"""The mismatch by place, as it is read: numbers at every place, and any number that is made of sums by step.
 
-An axis is a row of a table that gives each token, or each sequence, its place; the same sums are kept at
-every place. Beside them: the ESS of sequence weights by the length of the prefix that they are products over,
-and, on request, any number that is made of sums, by training step.
+Beside them the ESS of sequence weights by the length of the prefix that they are products over.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import takewhile
-from typing import Any, Literal
 
 import numpy as np
 
 from offpol_diag.core import gap, preset_numbers
 from offpol_diag.core.gap import DRIFTS, Terms
-from offpol_diag.core.intervals import SHARED, Formula, Reader
-from offpol_diag.core.segments import Segments, floats
-from offpol_diag.core.state import MOST_PLACES, OTHERS, Array, State, Table, largest_of, unkept
+from offpol_diag.core.intervals import Formula
+from offpol_diag.core.places import LAG, LENGTH, OF_TOKENS, PREFIX, STEP, By, of_octave, of_sequences
+from offpol_diag.core.preset_numbers import DROPPED
+from offpol_diag.core.segments import Segments
+from offpol_diag.core.state import OTHERS, Array, State, Table, largest_of
+from offpol_diag.core.study import Readout
 from offpol_diag.core.tails import ESS_TOKENS
-from offpol_diag.dump.batch import Batch
-from offpol_diag.dump.batch import label as text_of
-from offpol_diag.dump.check import UNKNOWN
-from offpol_diag.dump.schema import TRAIN_VERSION
 from offpol_diag.number import Number, Numbers
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import plain
-from offpol_diag.result import AtLength, Axis
+from offpol_diag.result import AtLength, Axis, place_of
 
-COLUMNS = ("d", "k3", "r1", "abs", "pd", "r2", "f_2", "tokens", "sequences")
-"""Sums at every place: Δ, K3, r − 1, |Δ|, |π_train − π_rollout|, r² − 1, |Δ| > ln 2, and how many."""
-_GAP = (*gap.ROWS, ESS_TOKENS)
-_SHOWN = ("k3", "k1", "mean_ratio", "ess_tokens", "abs_log_ratio", "prob_diff_mean", "f_2")
-ROWS = tuple(row for name in _SHOWN for row in _GAP if row.name == name)
+_GAP = {row.name: row for row in (*gap.ROWS, ESS_TOKENS)}
+ROWS = [
+    _GAP[one] for one in ("k3", "k1", "mean_ratio", "ess_tokens", "abs_log_ratio", "prob_diff_mean", "f_2")
+]
 """Numbers at every place."""
 MOST_LISTED = 400
 """Most places of an axis that are listed; a longer one is thinned when it is read."""
-PREFIX = "where."
-"""Begins the name of an axis's table."""
-STEP = "step"
 
-# ---------------------------------------------------------------- axes
-
-POSITIONS, TURNS, LAGS = 18, 64, 64
-"""Places of positions (octaves), turns and lags of tokens; the last holds all beyond."""
-PROBABILITIES = (0.01, 0.1, 0.5, 0.9, 0.99)
+# ---------------------------------------------------------------- numbers at places
 
 
-@dataclass(frozen=True)
-class By:
-    """An axis, along which numbers are broken down.
-
-    Attributes:
-        name: of its table and in results.
-        title: on the page.
-        of: what has places: sequences, or tokens; runs are tokens whose neighbours mostly share a place.
-        places: of each token, [T], or sequence, [S]: its label's index, or `len(labels)` for none; without
-            labels, values of a column. None where the dump does not tell.
-        labels: of the places.
-        fewest: places below which the axis is not shown.
-    """
-
-    name: str
-    title: str
-    of: Literal["sequences", "tokens", "runs"]
-    places: Callable[[Batch], Any]
-    labels: tuple[str, ...] = ()
-    fewest: int = 1
-
-
-def column(name: str, title: str = "") -> By:
-    """Return the axis along a scalar column of the dump."""
-    return By(name, title or name, "sequences", lambda batch: batch.scalars.get(name))
-
-
-def octave(x: Array) -> Array:
-    """Compute ⌊log2 x⌋ of integers ≥ 1, from the exponent of a float64."""
-    return (x.astype(np.float64).view(np.int64) >> 52) - 1023
+def places(out: Readout) -> tuple[dict[str, Axis], dict[str, Numbers]]:
+    """Read out every axis, and by subject the numbers at its places; any number by step that is asked for."""
+    study, tables = out.study, out.state.tables
+    axes, found = dict[str, Axis](), dict[str, Numbers]()
+    for by in (*of_sequences(study.group_by), *OF_TOKENS):
+        table = tables.get(PREFIX + by.name)
+        if table is not None and len(table.labels) >= by.fewest:
+            axes[by.name], each = _axis(out, by, table)
+            found |= {place_of(by.name, place): own for place, own in each.items()}
+    able = [preset.name for preset in study.presets if DROPPED.name not in preset_numbers.idle(preset)]
+    for octave, table in tables[PREFIX + LENGTH].by_place().items():
+        for name, number in zip(
+            able, out.at(table).numbers(DROPPED, [f"{name}|" for name in able]), strict=True
+        ):
+            found[place_of(LENGTH, of_octave(octave), f"preset/{name}")] = {DROPPED.name: number}
+    asked = [one for name in dict.fromkeys(study.by_step) if (one := row_by_step(name, study.presets))]
+    steps = tables["steps"].by_place() if study.by_step and STEP in axes else {}
+    batches = tables["batches"].by_place() if study.normalised else {}
+    for step in (step for step in axes[STEP].places if step in steps) if steps else ():
+        reader, apart = out.at(steps[step]), batches[step].drawn(study.seed) if step in batches else {}
+        for preset in study.normalised if apart else ():
+            reader = replace(reader, drawn={**reader.drawn, **preset_numbers.divided(apart, preset)})
+        for row, prefix in asked:
+            subject, first = (f"preset/{prefix[:-1]}", "") if prefix.endswith("|") else ("dump", prefix)
+            with suppress(KeyError):  # a column that the dump, or this step, does not have
+                number = reader.number(row, prefix)
+                found.setdefault(place_of(STEP, step, subject), {})[first + row.name] = number
+    return axes, found
 
 
-def of_octave(place: str) -> str:
-    """Return the lengths in an octave."""
-    return f"{2 ** int(place)}–{2 ** (int(place) + 1) - 1}"
+def _axis(out: Readout, by: By, table: Table) -> tuple[Axis, dict[str, Numbers]]:
+    """Read out one axis, its places in the order of numbers where they are numbers."""
+    tables = table.by_place()
+    others = tables.pop(OTHERS, None)
+    every = sorted((float(at) if by.labels else _number(at), at) for at in tables)
+    many, listed = len(every), every
+    if many > MOST_LISTED and not out.study.by_step:
+        listed = [every[round(at * (many - 1) / (MOST_LISTED - 1))] for at in range(MOST_LISTED)]
+    names = [by.labels[at] if by.labels else at for _, at in listed]
+    order = [float(i) if math.isinf(number) else number for i, (number, _) in enumerate(listed)]
+    readers = [out.at(tables[at]) for _, at in listed]
+    if others is not None:
+        names, order, readers = [*names, "all others"], [*order, float(many)], [*readers, out.at(others)]
+    axis = Axis(
+        title=by.title,
+        numeric=others is None and all(number < math.inf for number, _ in every),
+        places=names,
+        order=order,
+        tokens=[round(one.sum("tokens")) for one in readers],
+        sequences=[round(one.sum("sequences")) for one in readers],
+        left_out=many - len(listed),
+    )
+    rows = [(row, "") for row in ROWS]
+    numbers = [{row.name: x for row, x in zip(ROWS, one.all(rows), strict=True)} for one in readers]
+    return axis, dict(zip(names, numbers, strict=True))
 
 
-def position(batch: Batch) -> Array:
-    """Return the octave of each token's position in the response, from 0."""
-    return np.minimum(octave(np.maximum(batch.position + 1, 1)), POSITIONS - 1)
+def _number(place: str) -> float:
+    """Return a place as a number; inf if it is none."""
+    try:
+        return found if math.isfinite(found := float(place)) else math.inf
+    except ValueError:
+        return math.inf
 
 
-def _token_lag(batch: Batch) -> Array | None:
-    """Return each token's lag plus 1: the trainer's version less that of the weights that sampled it."""
-    sampled, trained = batch.weight_versions, batch.scalars.get(TRAIN_VERSION)
-    if sampled is None or trained is None:
-        return None
-    versions = np.array([one if type(one) is int else UNKNOWN for one in trained], np.int64)
-    trainer = np.repeat(versions, batch.lengths)
-    lag = np.clip(trainer - sampled, -1, LAGS - 2)
-    return np.where((trainer > UNKNOWN) & (sampled > UNKNOWN), lag + 1, LAGS)
+def at_lag_0(out: Readout, preset: Preset) -> Number | None:
+    """Return the share that a preset keeps of policy lag 0; None where that was not asked for."""
+    table = out.state.tables.get(PREFIX + LAG)
+    at_0 = table.by_place().get("0") if out.study.lag_0 and table is not None else None
+    return None if at_0 is None else out.at(at_0).number(preset_numbers.AT_LAG_0, f"{preset.name}|")
 
 
-def _probability(batch: Batch) -> Array:
-    """Return how many of `PROBABILITIES` each token's probability is above."""
-    flags = [(batch.rollout > math.log(edge)).view(np.uint8) for edge in PROBABILITIES]
-    return reduce(np.add, flags).astype(np.int64)  # faster than a search
+# ---------------------------------------------------------------- which numbers there are by step
+
+_PRESET = {row.name: row for row in (*preset_numbers.ROWS, *preset_numbers.LOSSES)}
 
 
-def _sign(batch: Batch) -> Array | None:
-    """Return 0 for A < 0, 1 for A = 0, 2 for A > 0."""
-    return None if batch.advantages is None else np.sign(batch.advantages).astype(np.int64) + 1
+def names_by_step(presets: Sequence[Preset]) -> list[str]:
+    """List the names of the numbers that are made of sums, and can be had for every step."""
+    result = [drift.prefix + name for drift in DRIFTS for name in _GAP]
+    return result + [f"{preset.name}.{name}" for preset in presets for name in _PRESET]
 
 
-LENGTH = By(
-    "length",
-    "response length (unmasked tokens)",
-    "sequences",
-    lambda batch: octave(np.maximum(batch.lengths, 1)),
-    tuple(of_octave(str(at)) for at in range(63)),
-)
-POSITION = By(
-    "position",
-    "position in the response",
-    "runs",
-    position,
-    ("0", *(f"{2**at - 1}–{2 ** (at + 1) - 2}" for at in range(1, POSITIONS - 1)), f"{2**17 - 1}+"),
-)
-OF_SEQUENCES = (column(STEP, "training step"), column("policy_lag", "policy lag (updates)"), LENGTH)
-_OF_TURNS = (*map(str, range(1, TURNS)), f"{TURNS}+")
-_OF_LAGS = ("< 0", *map(str, range(LAGS - 2)), f"{LAGS - 2}+")
-_OF_PROBABILITIES = ("< 0.01", "0.01–0.1", "0.1–0.5", "0.5–0.9", "0.9–0.99", "> 0.99")
-OF_TOKENS = (
-    POSITION,
-    By(
-        "turn",
-        "turn of the response",
-        "runs",
-        lambda batch: np.minimum(batch.turn, TURNS - 1),
-        _OF_TURNS,
-        fewest=2,
-    ),
-    By("token_lag", "policy lag of the token (updates)", "runs", _token_lag, _OF_LAGS),
-    By(
-        "rollout_probability",
-        "probability of the token under π_rollout",
-        "tokens",
-        _probability,
-        _OF_PROBABILITIES,
-    ),
-    By("advantage_sign", "sign of the advantage", "runs", _sign, ("A < 0", "A = 0", "A > 0")),
-)
-
-
-# ---------------------------------------------------------------- one batch
-
-
-def observe(
-    terms: Terms,
-    columns: Mapping[str, Array],
-    buckets: Array,
-    group_by: Sequence[str] = (),
-) -> State:
-    """Sum by place along every axis that the dump has, and by prefix.
+def row_by_step(name: str, presets: Sequence[Preset]) -> tuple[Formula, str] | None:
+    """Find the formula of such a number, and the prefix of its columns; None of another.
 
     Args:
-        terms: of the main drift.
-        columns: sums of each sequence, with the drift's prefix, [S].
-        buckets: what sums are kept apart for, [S].
-        group_by: scalar columns that are axes too.
+        name: as in `gate`: `k3`, `drift2.k3`, `PRESET.ess_tokens`; a preset by name or alias.
+        presets: all presets analysed.
     """
-    batch, prefix = terms.batch, terms.drift.prefix
-    of_sequence = {name: columns[name if name in SHARED else prefix + name] for name in COLUMNS}
-    tables = _by_token(terms, buckets) if batch.tokens else {}
-    for by in (*OF_SEQUENCES, *map(column, group_by)):
-        places, most = by.places(batch), 0
-        if places is None:
-            continue
-        if not by.labels:
-            texts = {value: text_of(value) for value in set(places)}
-            places, most = [texts[value] for value in places], 0 if by.name == STEP else MOST_PLACES
-        tables[PREFIX + by.name] = Table.of(of_sequence, buckets, places, most=most)
-    table, largest = _prefixes(terms.delta, batch, buckets)
-    return State(tables={**tables, PREFIXES: table}, largest={PREFIXES: largest})
-
-
-def _by_token(terms: Terms, buckets: Array) -> dict[str, Table]:
-    """Sum by place along every axis of tokens; of runs, by those that share all their places."""
-    batch = terms.batch
-    labels, which = np.unique(buckets, return_inverse=True)
-    row = np.repeat(np.arange(batch.sequences), batch.lengths)
-    places = {by: at for by in OF_TOKENS if (at := by.places(batch)) is not None}
-    x = {"d": terms.delta, "k3": terms.k3, "r1": terms.r1, "abs": terms.size, "pd": terms.pd}
-    x |= {"r2": terms.r11, "f_2": floats(terms.size > math.log(2)), "tokens": np.ones(batch.tokens)}
-    starts = _starts(row, *(at for by, at in places.items() if by.of == "runs"))
-    of_runs = {name: np.add.reduceat(one, starts) for name, one in x.items()}
-    tables = {}
-    for by, at in places.items():
-        rows, at, each = (row[starts], at[starts], of_runs) if by.of == "runs" else (row, at, x)
-        size = len(by.labels) + 1
-        codes, many = which[rows] * size + at, len(labels) * size
-        sums = {name: np.bincount(codes, one, many) for name, one in each.items()}
-        sums["r2"] += 2 * sums["r1"]  # r² − 1 = (r − 1)² + 2 (r − 1)
-        owner, where = np.divmod(np.flatnonzero(np.bincount(rows * size + at)), size)
-        sums["sequences"] = np.bincount(which[owner] * size + where, minlength=many).astype(np.float64)
-        bucket, place = np.divmod(np.arange(many), size)
-        there = (sums["tokens"] > 0) & (place < size - 1)
-        own = {name: sums[name][there] for name in COLUMNS}
-        tables[PREFIX + by.name] = Table.of(own, labels[bucket[there]], place[there])
-    return tables
-
-
-def _starts(*codes: Array) -> Array:
-    """Return where runs of tokens with equal codes start."""
-    changed = np.ones(len(codes[0]), np.bool_)
-    changed[1:] = False
-    for x in codes:
-        changed[1:] |= x[1:] != x[:-1]
-    return np.flatnonzero(changed)
+    of, dot, metric = name.rpartition(".")
+    if metric in _GAP and of + dot in [drift.prefix for drift in DRIFTS]:
+        return _GAP[metric], of + dot
+    named = [one for one in presets if plain(of) in map(plain, (one.name, *one.aliases))]
+    return (_PRESET[metric], f"{named[0].name}|") if named and metric in _PRESET else None
 
 
 # ---------------------------------------------------------------- sequence weights by prefix
@@ -234,24 +148,25 @@ KEPT = 0.1
 """ESS below which sequence-level importance sampling is considered unusable."""
 ESS = Formula(
     "ess_sequences",
+    "(Σw)² / (n Σw²), w = product of the raw ratios of the first T tokens",
+    lambda get: np.exp(2 * get("w") - get("ww") - get("many")),
     "fraction",
     "responses of at least T tokens",
-    "(Σw)² / (n Σw²), w = product of the raw ratios of the first T tokens",
-    lambda get: get("ess"),
 )
 
 
-def _prefixes(delta: Array, batch: Batch, buckets: Array) -> tuple[Table, Array]:
+def prefixes(terms: Terms, buckets: Array) -> State:
     """Sum w and w² over the responses of at least T tokens, w the product of the ratios of the first T.
 
-    Returns:
-        log Σw, log Σw² and the log of their number, at places T; and the largest log w, [G, TOP].
+    As log Σw, log Σw² and the log of their number, at places T; with the largest log w, [G, TOP].
     """
-    grid = np.array(GRID)
+    batch, grid = terms.batch, np.array(GRID)
     grid = grid[: np.searchsorted(grid, batch.lengths.max(initial=0), side="right")]
     ends = batch.cu_seqlens[:-1, None] + np.minimum(grid, batch.lengths[:, None])
     cuts = np.concatenate((batch.cu_seqlens[:-1, None], ends), axis=1)
-    between = Segments(np.append(cuts, batch.tokens), batch.tokens).sum(delta)  # the last: what lies beyond
+    between = Segments(np.append(cuts, batch.tokens), batch.tokens).sum(
+        terms.delta
+    )  # the last: what lies beyond
     logs = between.reshape(-1, len(grid) + 1)[:, :-1].cumsum(axis=1)
     reached = grid <= batch.lengths[:, None]
     sequence, at = np.nonzero(reached)
@@ -260,19 +175,19 @@ def _prefixes(delta: Array, batch: Batch, buckets: Array) -> tuple[Table, Array]
     table = Table.of(columns, buckets[sequence], grid[at], kind="logs")
     largest = np.full((len(GRID), TOP), -np.inf)
     largest[: len(grid)] = largest_of(np.where(reached, logs, -np.inf).T, TOP)
-    return table, largest
+    return State(tables={PREFIXES: table}, largest={PREFIXES: largest})
 
 
-def curve(state: State, reader: Reader, seed: int) -> list[AtLength]:
+def curve(out: Readout) -> list[AtLength]:
     """Return ESS by the length of the prefix, as long as there are enough responses."""
     found = []
-    for tokens, table in state.tables[PREFIXES].by_place().items():
-        logs = table.drawn(seed)
+    for tokens, table in out.state.tables[PREFIXES].by_place().items():
+        logs = table.drawn(out.study.seed)
         many = round(math.exp(logs["many"][0]))
         if many < FEWEST:
             break
-        ess = np.exp(2 * logs["w"] - logs["ww"] - logs["many"])
-        found.append(AtLength(tokens=tokens, sequences=many, ess_sequences=reader.wrap(ess, ESS)))
+        (ess,) = replace(out.reader, drawn=logs).all([(ESS, "")])
+        found.append(AtLength(tokens=tokens, sequences=many, ess_sequences=ess))
     return found
 
 
@@ -312,110 +227,3 @@ def _crossing(curve: Sequence[AtLength], ess: Sequence[float | None]) -> float |
             return float(math.floor(before + (at.tokens - before) * above / (above - left)))
         before, above = at.tokens, left
     return None
-
-
-# ---------------------------------------------------------------- reading
-
-
-def locations(
-    state: State,
-    seed: int,
-    group_by: Sequence[str] = (),
-    whole: bool = False,
-) -> dict[str, tuple[Axis, list[Numbers]]]:
-    """Read out every axis, and the numbers at its places; with `whole`, without a cap on their number."""
-    every = (*OF_SEQUENCES, *map(column, group_by), *OF_TOKENS)
-    tables = {by: state.tables[PREFIX + by.name] for by in every if PREFIX + by.name in state.tables}
-    return {
-        by.name: _location(by, table, state.many, seed, whole)
-        for by, table in tables.items()
-        if by.fewest == 1 or len(table.labels) >= by.fewest
-    }
-
-
-def _location(by: By, table: Table, groups: int, seed: int, whole: bool) -> tuple[Axis, list[Numbers]]:
-    """Read out one axis."""
-    tables = table.by_place()
-    order = {place: float(place) if by.labels else _number(place) for place in tables}
-    names = {place: by.labels[place] if by.labels else place for place in tables}
-    places = sorted(tables.keys() - {OTHERS}, key=lambda place: (order[place], place))
-    listed, many = places, len(places)
-    if many > MOST_LISTED and not whole:
-        listed = [places[round(at * (many - 1) / (MOST_LISTED - 1))] for at in range(MOST_LISTED)]
-    left_out = many - len(listed)
-    at = [order[place] if order[place] < math.inf else float(i) for i, place in enumerate(listed)]
-    if OTHERS in tables:
-        names[OTHERS] = f"all others, about {unkept([*tables])} values"
-        listed, at = [*listed, OTHERS], [*at, float(many)]
-    readers = [Reader.of(tables[place], seed, groups) for place in listed]
-    values = [np.stack([row.of(reader.column) for row in ROWS]) for reader in readers]
-    numbers = [reader.wrapped(ROWS, x) for reader, x in zip(readers, values, strict=True)]
-    found = Axis(
-        title=by.title,
-        numeric=OTHERS not in tables and all(order[place] < math.inf for place in places),
-        places=[names[place] for place in listed],
-        order=at,
-        tokens=[round(float(one.drawn["tokens"][0])) for one in readers],
-        sequences=[round(float(one.drawn["sequences"][0])) for one in readers],
-        left_out=left_out,
-    )
-    return found, [{row.name: one for row, one in zip(ROWS, own, strict=True)} for own in numbers]
-
-
-def _number(place: str) -> float:
-    """Return a place as a number; inf if it is none."""
-    try:
-        result = float(place)
-    except ValueError:
-        result = math.inf
-    return result if math.isfinite(result) else math.inf
-
-
-# ---------------------------------------------------------------- any number by step
-
-_PRESET = (*preset_numbers.ROWS, *preset_numbers.LOSSES)
-
-
-def by_step(
-    steps: Iterable[tuple[str, Reader]],
-    presets: Sequence[Preset],
-    names: Sequence[str],
-) -> dict[str, dict[str, Numbers]]:
-    """Return step → subject (`dump`, `preset/NAME`) → the numbers requested, as far as sums give them.
-
-    Args:
-        steps: steps, and readers of the sums of all columns there.
-        presets: all presets analysed.
-        names: as in `gate`: `k3`, `drift2.k3`, `PRESET.ess_tokens`; a preset by name or alias.
-    """
-    rows = [row for name in dict.fromkeys(names) if (row := row_by_step(name, presets)) is not None]
-    result: dict[str, dict[str, Numbers]] = {}
-    for step, reader in steps:
-        result[step] = {}
-        for formula, prefix in rows:
-            try:
-                number = reader.number(formula, prefix)
-            except KeyError:  # a column that the dump, or this step, does not have
-                continue
-            subject, first = (f"preset/{prefix[:-1]}", "") if prefix.endswith("|") else ("dump", prefix)
-            result[step].setdefault(subject, {})[first + formula.name] = number
-    return result
-
-
-def names_by_step(presets: Sequence[Preset]) -> list[str]:
-    """List the names of the numbers that `by_step` can give."""
-    result = [drift.prefix + row.name for drift in DRIFTS for row in _GAP]
-    return result + [f"{preset.name}.{row.name}" for preset in presets for row in _PRESET]
-
-
-def row_by_step(name: str, presets: Sequence[Preset]) -> tuple[Formula, str] | None:
-    """Find the formula of a number that is made of sums, and the prefix of its columns; None of another."""
-    readings = [(d.prefix, name.removeprefix(d.prefix), _GAP) for d in DRIFTS if name.startswith(d.prefix)]
-    readings += [
-        (f"{preset.name}|", name[len(word) + 1 :], _PRESET)
-        for preset in presets
-        for word in (preset.name, *preset.aliases)
-        if plain(name).startswith(plain(word) + ".")
-    ]
-    every = ((row, prefix) for prefix, metric, rows in readings for row in rows if row.name == metric)
-    return next(every, None)

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -251,66 +250,56 @@ def _k1(get: Lookup) -> Array:
     return -get("d") / get("tokens")
 
 
-_T, _S = "tokens", "sequences"
-
-
-def _of_sequences(name: str, unit: str, text: str, column: str, within: Range, plus: float = 0.0) -> Formula:
+def _of_sequences(
+    name: str, text: str, column: str, within: Range, plus: float = 0.0, unit: str = ""
+) -> Formula:
     """Return the row of a mean over sequences."""
-    return Formula(name, unit, _S, f"mean over sequences of {text}", mean(column, _S, plus), within)
+    text = f"mean over sequences of {text}"
+    return Formula(name, text, mean(column, "sequences", plus), unit, "sequences", within)
 
 
-DIFFER = Formula("tokens_differ", "fraction", _T, "P(Δ ≠ 0)", mean("differ"), counts=True)
+DIFFER = Formula("tokens_differ", "P(Δ ≠ 0)", mean("differ"), "fraction", counts=True)
 """Says whether two policies are one and the same, not by how much they differ."""
-CHI2_SEQUENCE = _of_sequences("chi2_sequence", "", "e^{2ΣΔ}, minus 1", "s2", ABOVE_MINUS_ONE)
+CHI2_SEQUENCE = _of_sequences("chi2_sequence", "e^{2ΣΔ}, minus 1", "s2", ABOVE_MINUS_ONE)
 _KL = "estimates KL(π_rollout‖π_train)"
+_PD = "|π_train − π_rollout|"
+_ON_POLICY = "1 when tokens were drawn from the logged π_rollout"
 
 ROWS = (
-    Formula("k1", "nats", _T, f"mean(−Δ); {_KL}", _k1),
-    Formula("k2", "nats", _T, "mean(Δ²/2)", lambda get: get("dd") / get("tokens") / 2, POSITIVE),
-    Formula("k3", "nats", _T, f"mean(e^Δ − 1 − Δ); {_KL}, never negative", mean("k3"), POSITIVE),
-    Formula(
-        "mean_ratio",
-        "",
-        _T,
-        "mean(r); 1 when tokens were drawn from the logged π_rollout",
-        mean("r1", plus=1.0),
-        POSITIVE,
-    ),
-    Formula("chi2_token", "", _T, "mean(r²) − 1", mean("r2"), ABOVE_MINUS_ONE),
-    _of_sequences("ppl_train", "", "exp(−mean log π_train)", "ppl_p", POSITIVE),
-    _of_sequences("ppl_rollout", "", "exp(−mean log π_rollout)", "ppl_q", POSITIVE),
-    _of_sequences("ppl_ratio", "", "exp(−mean Δ)", "ppl_ratio", POSITIVE, plus=1.0),
+    Formula("k1", f"mean(−Δ); {_KL}", _k1, "nats"),
+    Formula("k2", "mean(Δ²/2)", lambda get: get("dd") / get("tokens") / 2, "nats", within=POSITIVE),
+    Formula("k3", f"mean(e^Δ − 1 − Δ); {_KL}, never negative", mean("k3"), "nats", within=POSITIVE),
+    Formula("mean_ratio", f"mean(r); {_ON_POLICY}", mean("r1", plus=1.0), within=POSITIVE),
+    Formula("chi2_token", "mean(r²) − 1", mean("r2"), within=ABOVE_MINUS_ONE),
+    _of_sequences("ppl_train", "exp(−mean log π_train)", "ppl_p", POSITIVE),
+    _of_sequences("ppl_rollout", "exp(−mean log π_rollout)", "ppl_q", POSITIVE),
+    _of_sequences("ppl_ratio", "exp(−mean Δ)", "ppl_ratio", POSITIVE, plus=1.0),
     Formula(
         "ppl_ratio_pooled",
-        "",
-        _T,
         "exp(−mean Δ) over all tokens",
         lambda get: np.exp(_k1(get)),
-        POSITIVE,
+        within=POSITIVE,
         log=_k1,
     ),
-    Formula("log_ppl_diff", "nats", _S, "mean over sequences of −mean Δ", lambda get: -get("g") / get(_S)),
-    _of_sequences("log_ppl_abs_diff", "nats", "|mean Δ|", "g_abs", POSITIVE),
     Formula(
-        "prob_diff_mean", "", _T, "mean |π_train − π_rollout| of the sampled token", mean("pd"), POSITIVE
+        "log_ppl_diff",
+        "mean over sequences of −mean Δ",
+        lambda get: -get("g") / get("sequences"),
+        "nats",
+        "sequences",
     ),
+    _of_sequences("log_ppl_abs_diff", "|mean Δ|", "g_abs", POSITIVE, unit="nats"),
+    Formula("prob_diff_mean", f"mean {_PD} of the sampled token", mean("pd"), within=POSITIVE),
+    Formula("prob_diff_std", f"standard deviation of {_PD}", spread("pd", "pdd"), within=POSITIVE),
     Formula(
-        "prob_diff_std",
-        "",
-        _T,
-        "standard deviation of |π_train − π_rollout|",
-        spread("pd", "pdd", _T),
-        POSITIVE,
+        "pearson", "correlation of the two probabilities of the sampled token", _pearson, within=CORRELATION
     ),
-    Formula(
-        "pearson", "", _T, "correlation of the two probabilities of the sampled token", _pearson, CORRELATION
-    ),
-    Formula("mult_prob_error", "", _T, "mean(e^|Δ|)", mean("mult", plus=1.0), ABOVE_ONE),
-    Formula("abs_log_ratio", "nats", _T, "mean |Δ|", mean("abs"), POSITIVE),
-    Formula("log_ratio_std", "nats", _T, "standard deviation of Δ", spread("d", "dd", _T), POSITIVE),
-    Formula("tv", "", _T, "mean |r − 1| / 2; estimates the total variation distance", mean("tv"), POSITIVE),
+    Formula("mult_prob_error", "mean(e^|Δ|)", mean("mult", plus=1.0), within=ABOVE_ONE),
+    Formula("abs_log_ratio", "mean |Δ|", mean("abs"), "nats", within=POSITIVE),
+    Formula("log_ratio_std", "standard deviation of Δ", spread("d", "dd"), "nats", within=POSITIVE),
+    Formula("tv", "mean |r − 1| / 2; estimates the total variation distance", mean("tv"), within=POSITIVE),
     *(
-        Formula(name, "fraction", _T, f"P(|Δ| > ln {tau:g})", mean(name), counts=True)
+        Formula(name, f"P(|Δ| > ln {tau:g})", mean(name), "fraction", counts=True)
         for name, tau in FACTORS.items()
     ),
     DIFFER,
@@ -330,34 +319,29 @@ SECOND_DRIFT = {
 
 SURROGATE = Formula(
     "surrogate_gain",
-    "",
-    _T,
     "cov(A, min(r, 2)): how much likelier what was rewarded has become; 0 where π_train has not moved",
     lambda get: get("ax") / get("tokens") - (get("a") / get("tokens")) * (get("x") / get("tokens")),
 )
 """PPO's surrogate objective less its value at r = 1, with r cut at 2 so that no single token decides."""
 
 REWARD = Formula(
-    "mean_reward", "", _S, "mean reward of the sequences with a token", mean("reward", _S), AS_SEEN
+    "mean_reward",
+    "mean reward of the sequences with a token",
+    mean("reward", "sequences"),
+    over="sequences",
+    within=AS_SEEN,
 )
 """Of the dump, not of a gap."""
 
-
-class Extreme(NamedTuple):
-    """A metric that is an extreme value: a row, as `Formula`, over the range of a column of `ranges`."""
-
-    name: str
-    column: str
-    of: Callable[[float, float], float]
-    unit: str
-    over: str
-    text: str
-
-
 EXTREMES = (
-    Extreme("prob_diff_max", "pd", lambda low, high: high, "", _T, "largest |π_train − π_rollout|"),
-    Extreme("log_ppl_diff_max", "g", lambda low, high: -low, "nats", _S, "largest −mean Δ of a sequence"),
-    Extreme("log_ppl_diff_min", "g", lambda low, high: -high, "nats", _S, "smallest −mean Δ of a sequence"),
-    Extreme("log_ratio_min", "d", lambda low, high: low, "nats", _T, "smallest Δ"),
-    Extreme("log_ratio_max", "d", lambda low, high: high, "nats", _T, "largest Δ"),
+    Formula("prob_diff_max", f"largest {_PD}", lambda ends: ends("pd")[1]),
+    Formula(
+        "log_ppl_diff_max", "largest −mean Δ of a sequence", lambda ends: -ends("g")[0], "nats", "sequences"
+    ),
+    Formula(
+        "log_ppl_diff_min", "smallest −mean Δ of a sequence", lambda ends: -ends("g")[1], "nats", "sequences"
+    ),
+    Formula("log_ratio_min", "smallest Δ", lambda ends: ends("d")[0], "nats"),
+    Formula("log_ratio_max", "largest Δ", lambda ends: ends("d")[1], "nats"),
 )
+"""Formulas over the smallest and largest of a column of `ranges`, [2], without an interval."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -186,10 +187,10 @@ class Formula:
 
     Attributes:
         name: the key of JSON, gate and tables.
-        unit: nats, ratio, fraction, …; empty for a pure number.
-        over: what the metric is averaged over.
         text: the formula, with Δ = log π_train − log π_rollout and r = e^Δ.
         of: sums by column name ([1+B] each) → the metric, [1+B].
+        unit: nats, ratio, fraction, …; empty for a pure number.
+        over: what the metric is averaged over.
         within: range of its possible values; a fraction lies between 0 and 1.
         counts: whether it is a share of events, so that 0 may be chance; else 0 is exact.
         log: the logarithm of a metric that is e to the power of a mean, [1+B]: its interval is exponentiated,
@@ -197,18 +198,18 @@ class Formula:
     """
 
     name: str
-    unit: str
-    over: str
     text: str
     of: Callable[[Lookup], Array]
+    unit: str = ""
+    over: str = "tokens"
     within: Range = ANYWHERE
     counts: bool = False
     log: Callable[[Lookup], Array] | None = None
 
     @property
-    def range(self) -> Range:
-        """Range of possible values."""
-        return SHARE if self.unit == "fraction" else self.within
+    def blank(self) -> Number:
+        """The metric without a value."""
+        return Number(unit=self.unit, over=self.over, formula=self.text)
 
 
 def mean(column: str, per: str = "tokens", plus: float = 0.0) -> Callable[[Lookup], Array]:
@@ -216,7 +217,7 @@ def mean(column: str, per: str = "tokens", plus: float = 0.0) -> Callable[[Looku
     return lambda get: get(column) / get(per) + plus
 
 
-def spread(first: str, second: str, per: str) -> Callable[[Lookup], Array]:
+def spread(first: str, second: str, per: str = "tokens") -> Callable[[Lookup], Array]:
     """Return the formula of the standard deviation from Σx and Σx²."""
     return lambda get: np.sqrt(np.maximum(get(second) / get(per) - (get(first) / get(per)) ** 2, 0))
 
@@ -246,93 +247,75 @@ class Reader:
         """Return a column's sum and replicates, [1+B]; `prefix` precedes the names of those not `SHARED`."""
         return self.drawn[name if name in SHARED else prefix + name]
 
+    def sum(self, name: str) -> float:
+        """Return a column's sum."""
+        return float(self.drawn[name][0])
+
     def number(self, row: Formula, prefix: str = "") -> Number:
         """Compute one metric with its interval."""
-        return self.numbers(row, [prefix])[0]
+        return self.all([(row, prefix)])[0]
 
     @np.errstate(all="ignore")  # what is undefined in a replicate is NaN there
+    def all(self, rows: Sequence[tuple[Formula, str]]) -> list[Number]:
+        """Compute metrics, each under a prefix, at less overhead than one by one."""
+        formulas = [(row.log or row.of, partial(self.column, prefix=prefix)) for row, prefix in rows]
+        return self.wrapped([row for row, _ in rows], np.stack([of(column) for of, column in formulas]))
+
+    @np.errstate(all="ignore")
     def numbers(self, row: Formula, prefixes: Sequence[str]) -> list[Number]:
-        """Compute a metric under many prefixes at once, at less overhead than one by one.
+        """Compute a metric under many prefixes at once.
 
         Prefixes that share all sums of the metric, as presets with equal parts do, share its number.
         """
         if not prefixes:
             return []
-        formula = row.log or row.of
         named: dict[str, None] = {}
-        formula(lambda name: named.setdefault(name) or self.column(name, prefixes[0]))
+        row.of(lambda name: named.setdefault(name) or self.column(name, prefixes[0]))
         made_of = [tuple(id(self.column(name, prefix)) for name in named) for prefix in prefixes]
         few = dict(zip(made_of, prefixes, strict=True))
-        values = formula(lambda name: np.stack([self.column(name, prefix) for prefix in few.values()]))
-        if row.log is None:
-            found = self.wrapped([row] * len(few), values)
-        else:
-            ends = intervals(values, self.groups, [ANYWHERE] * len(few))
-            found = [power(describe(row), *one) for one in zip(values[:, 0].tolist(), ends, strict=True)]
-        each_of = dict(zip(few, found, strict=True))
+        values = row.of(lambda name: np.stack([self.column(name, prefix) for prefix in few.values()]))
+        each_of = dict(zip(few, self.wrapped([row] * len(few), values), strict=True))
         return [each_of[key] for key in made_of]
 
-    def wrap(self, values: Array, row: Formula) -> Number:
-        """Turn [1+B] values of a metric into a Number."""
-        return self.wrapped([row], values[None])[0]
-
     def wrapped(self, rows: Sequence[Formula], values: Array) -> list[Number]:
-        """Turn the values [N, 1+B] of N metrics into Numbers, at less overhead than one by one."""
-        ends = intervals(values, self.groups, [row.range for row in rows])
-        return [self._known(*one) for one in zip(rows, values[:, 0].tolist(), ends, strict=True)]
-
-    def around(self, values: Array, within: Range = ANYWHERE) -> Ends | None:
-        """Compute the 95% interval of [1+B] values; None with too few groups or finite replicates."""
-        return intervals(values[None], self.groups, [within])[0]
+        """Turn the values [N, 1+B] of N metrics, or their logarithms, into Numbers."""
+        ranges = [SHARE if row.unit == "fraction" else ANYWHERE if row.log else row.within for row in rows]
+        each = zip(rows, values[:, 0].tolist(), intervals(values, self.groups, ranges), strict=True)
+        return [power(row.blank, *own) if row.log else self._known(row, *own) for row, *own in each]
 
     def _known(self, row: Formula, value: float, ends: Ends | None) -> Number:
-        blank = describe(row)
-        if not math.isfinite(value):
-            return undefined(blank, value)
         if row.counts and value in (0.0, 1.0) and ends == (value, value):
             # seen of no sequence, or of every one: up to about 3.7 / sequences may have been missed
-            missed = 1 - 0.025 ** (1 / float(self.drawn["sequences"][0]))
+            missed = 1 - 0.025 ** (1 / self.sum("sequences"))
             ends = (0.0, missed) if value == 0 else (1 - missed, 1.0)
-        return replace(blank, value=value, interval=ends, note=_note(ends))
-
-
-def describe(row: Formula) -> Number:
-    """Build a Number without a value."""
-    return Number(unit=row.unit, over=row.over, formula=row.text)
+        return known(row.blank, value, ends)
 
 
 def missing(row: Formula, columns: list[str]) -> Number:
     """Build a Number that is unknown because the dump lacks columns."""
-    return replace(describe(row), unknown="missing column " + ", ".join(columns))
+    return replace(row.blank, unknown="missing column " + ", ".join(columns))
 
 
-def plain(value: float, unit: str, over: str, text: str) -> Number:
-    """Build a Number without an interval (an extreme, a tail index); unknown when it is not finite."""
-    known = {"value": value} if math.isfinite(value) else {"unknown": "undefined for this dump"}
-    return Number(unit=unit, over=over, formula=text, **known)
+def known(blank: Number, value: float, ends: Ends | None = None) -> Number:
+    """Give a Number its value and interval, or say why it has none: NaN or an infinity."""
+    if not math.isfinite(value):
+        nothing = "undefined for this dump (nothing to average over)"
+        return replace(blank, unknown=nothing if math.isnan(value) else "overflows float64")
+    over = ends is not None and LARGEST in (-ends[0], ends[1])
+    return replace(
+        blank, value=value, interval=ends, note="its 95% interval overflows float64" if over else None
+    )
 
 
 def power(blank: Number, log: float, ends: Ends | None) -> Number:
-    """Build the Number e^log from the interval of its logarithm."""
+    """Give a Number the value e^log, from the interval of its logarithm."""
     if not math.isfinite(log):
-        return undefined(blank, log)
+        return known(blank, log)
     value, *both = (math.exp(x) if x < math.log(LARGEST) else LARGEST for x in (log, *(ends or ())))
-    ends = (both[0], both[1]) if both else None
-    found = replace(blank, interval=ends, note=_note(ends))
-    if value < LARGEST:
-        return replace(found, value=value)
-    return replace(found, log10=log / math.log(10), unknown=OVERFLOWS)
-
-
-def undefined(blank: Number, value: float) -> Number:
-    """Say why there is no number: NaN or an infinity."""
-    nothing = "undefined for this dump (nothing to average over)"
-    return replace(blank, unknown=nothing if math.isnan(value) else "overflows float64")
-
-
-def _note(ends: Ends | None) -> str | None:
-    over = ends is not None and LARGEST in (-ends[0], ends[1])
-    return "its 95% interval overflows float64" if over else None
+    found = known(blank, value, (both[0], both[1]) if both else None)
+    return (
+        found if value < LARGEST else replace(found, value=None, log10=log / math.log(10), unknown=OVERFLOWS)
+    )
 
 
 # ---------------------------------------------------------------- two numbers

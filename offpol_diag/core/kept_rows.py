@@ -390,22 +390,20 @@ def dropped(state: State, seed: int, pairs: Sequence[tuple[Preset, Preset]]) -> 
 
 
 SUBSET = (
-    Formula("length", "tokens", "", "mean length of their sequences", mean("length", "count"), AS_SEEN),
-    Formula("reward", "", "", "mean reward of their sequences", mean("reward", "count"), AS_SEEN),
-    Formula("positive", "fraction", "", "share with A > 0", mean("positive", "count")),
-    Formula("negative", "fraction", "", "share with A < 0", mean("negative", "count")),
-    Formula("log_ratio", "nats", "", "mean Δ; of sequences mean ΣΔ", mean("log_ratio", "count")),
+    Formula("length", "mean length of their sequences", mean("length", "count"), "tokens", within=AS_SEEN),
+    Formula("reward", "mean reward of their sequences", mean("reward", "count"), within=AS_SEEN),
+    Formula("positive", "share with A > 0", mean("positive", "count"), "fraction"),
+    Formula("negative", "share with A < 0", mean("negative", "count"), "fraction"),
+    Formula("log_ratio", "mean Δ; of sequences mean ΣΔ", mean("log_ratio", "count"), "nats"),
 )
 
 
 def _subset(reader: Reader, name: str, unit: str) -> Subset:
     prefix = f"{name}|{unit}."
-    share = Formula("share", "fraction", unit, f"share of all {unit}", lambda get: get("count") / get(unit))
+    share = Formula("share", f"share of all {unit}", lambda get: get("count") / get(unit), "fraction", unit)
     numbers = {share.name: reader.number(share, prefix)}
     for row in (replace(row, over=f"these {unit}") for row in SUBSET):
-        known, lacking = (
-            prefix + row.name in reader.drawn,
-            "rewards" if row.name == "reward" else "advantages",
-        )
-        numbers[row.name] = reader.number(row, prefix) if known else missing(row, [lacking])
-    return Subset(count=round(float(reader.drawn[f"{prefix}count"][0])), numbers=numbers)
+        lacking = ["rewards" if row.name == "reward" else "advantages"]
+        there = prefix + row.name in reader.drawn
+        numbers[row.name] = reader.number(row, prefix) if there else missing(row, lacking)
+    return Subset(count=round(reader.sum(f"{prefix}count")), numbers=numbers)

@@ -1,6 +1,6 @@
-"""The analysis of a dump: one pass over its batches, and the result.
+"""The pass over a dump.
 
-`examine` plans a `Study` and has an engine of `run/` call `observe` on every batch that `dump.read` yields.
+`examine` plans a `Study` and has an engine of `run/` call `Observe` on every batch that `dump.read` yields.
 What a batch leaves merges with what any other leaves, and `readout` makes a `Result` of the whole.
 
 Some presets need a step's rows together before a token of it can be judged: M2PO's cut, and advantages that
@@ -18,32 +18,42 @@ from functools import partial
 from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from offpol_diag.core import breakdowns, charts, gap, kept_rows, preset_numbers, readout, tails
+from offpol_diag.core import (
+    breakdowns,
+    charts,
+    gap,
+    histograms,
+    kept_rows,
+    places,
+    preset_numbers,
+    readout,
+    tails,
+)
 from offpol_diag.core.devices import memory_of, to_host
 from offpol_diag.core.formulas import batch_cut
 from offpol_diag.core.gap import Tokens
+from offpol_diag.core.kept_rows import Sample
+from offpol_diag.core.places import PREFIX, STEP
 from offpol_diag.core.preset_numbers import factors
 from offpol_diag.core.segments import extremes, floats
 from offpol_diag.core.sequences import SequenceWriter, table
 from offpol_diag.core.state import REPLICATES, Array, State, Table, buckets_of, groups_of
 from offpol_diag.core.steps import Rule
 from offpol_diag.core.steps import rule as rule_of
-from offpol_diag.core.study import Study
+from offpol_diag.core.study import Readout, Study
 from offpol_diag.dump.batch import Batch
-from offpol_diag.dump.convert import open_dump
 from offpol_diag.dump.read import Dump
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.presets import Policy, Preset, Reject, catalogue
-from offpol_diag.printable import clean
 from offpol_diag.result import DumpFacts, Result, Run
 from offpol_diag.run.devices import CPU, ON_CPU, Choice, devices, worth_a_gpu
 from offpol_diag.run.ray import Engine, connected
-from offpol_diag.run.threads import TOKENS, Progress, Threads, own, peak_rss
+from offpol_diag.run.threads import Progress, Threads, own, peak_rss
 
 MADE = (
     "there are no advantages: they are made of the rewards, normalised within each group (prompt) of a step "
@@ -227,8 +237,8 @@ class Observed:
     def merge(self, other: Observed) -> Observed:
         """Add the state of another part; rows have been written before."""
         state = self.state.merge(other.state)
-        steps = state.tables.get(breakdowns.PREFIX + breakdowns.STEP)
-        refuse_steps(0 if steps is None else len(steps.labels))
+        if (steps := state.tables.get(PREFIX + STEP)) is not None:
+            refuse_steps(len(steps.labels))
         return Observed(state)
 
 
@@ -261,34 +271,44 @@ class Observe:
             tokens = Tokens.of(batch, cut, device)
             started = preset_numbers.columns(tokens, presets)  # a GPU computes them while the host goes on
         host = tokens if device == CPU else Tokens.of(batch, cut)
-        columns, states, n = host.counts | gap.rewards(host), list[State](), host.sequences.n
+        columns, states, n = host.counts | gap.rewards(host), [State.of_groups(groups)], host.sequences.n
         ranges = {"length": extremes(n), "response": extremes(n + batch.masked)}
-        terms = {drift: host.terms(drift) for drift in study.drifts}
-        for drift, of_drift in terms.items():
-            sums = gap.columns(of_drift)
+        main = host.terms(study.main)
+        for terms in (main, *map(host.terms, study.drifts[1:])):
+            sums = gap.columns(terms)
             columns |= sums
-            ranges |= gap.ranges(of_drift, sums)
-            states.append(tails.observe(of_drift, sums[f"{drift.prefix}d"], buckets))
-        main, of_presets = terms[study.main], to_host(started)
-        kept = {name: of_presets[name] for name in (f"{preset.name}|kept" for preset in study.families)}
-        lags = batch.scalars.get("policy_lag", [None] * batch.sequences) if study.lag_0 else None
+            ranges |= gap.ranges(terms, sums)
+            states.append(tails.observe(terms, sums[f"{terms.drift.prefix}d"], buckets))
+        pieces = places.cut(main)
         states += [
-            breakdowns.observe(main, columns, buckets, study.group_by),
-            charts.observe(main, study.drifts, columns, kept, buckets),
-            preset_numbers.observe(of_presets, presets, columns, buckets, batch.steps, lags),
+            histograms.observe(main),
+            breakdowns.prefixes(main, buckets),
             kept_rows.observe(main, groups),
         ]
         if study.pairs:
             states.append(kept_rows.observe_drops(main, buckets, study.pairs))
-        summed = [preset for preset in presets if preset not in study.normalised]
-        columns |= preset_numbers.of_presets(of_presets, summed)
-        tables = {"dump": Table.of(columns, buckets)}
+
+        of_presets = to_host(started)
+        kept, left, weighted = (
+            preset_numbers.one_column(of_presets, name, some)
+            for name, some in (
+                ("kept", study.families),
+                ("left", presets),
+                ("weighted", presets if study.lag_0 else ()),
+            )
+        )
+        more = {places.LENGTH: left, places.LAG: weighted}
+        tables = places.observe(main, pieces, columns, more, buckets, study.group_by)
+        tables |= charts.observe(main, study.drifts, pieces[0], columns, kept, buckets)
+        states.append(preset_numbers.observe(of_presets, presets, buckets, batch.steps))
+        every = [preset for preset in presets if preset not in study.normalised]
+        columns |= preset_numbers.of_presets(of_presets, every)
+        tables["dump"] = Table.of(columns, buckets)
         if study.by_step:
             tables["steps"] = Table.of(columns, buckets, batch.steps)
         counts = {"masked": np.array([batch.masked.sum()], np.float64)}
-        whole = replace(State.of_groups(groups), tables=tables, counts=counts, ranges=ranges)
         rows = table(tokens, study.main, presets, columns | of_presets) if self.rows else None
-        return Observed(State.joined(whole, *states), rows)
+        return Observed(State.joined(*states, State(tables=tables, counts=counts, ranges=ranges)), rows)
 
 
 # ---------------------------------------------------------------- the whole
@@ -304,9 +324,15 @@ class Examined:
     facts: DumpFacts
     run: Run
 
+    @property
+    def sample(self) -> Sample:
+        """A sample of the sequences, token by token."""
+        found: Sample = self.state.records["sample"].read()
+        return found
+
     def summary(self) -> Result:
-        """Read out every number, and the diagnosis."""
-        return readout.summary(self.study, self.state, self.presets, self.facts, self.run)
+        """Read out every number; the verdict is the diagnosis's."""
+        return readout.summary(Readout(self.study, self.state), self.presets, self.facts, self.run)
 
 
 @np.errstate(all="ignore")  # inf − inf is a NaN, which readers of sums handle
@@ -398,37 +424,3 @@ def running(
         what = f"--threads {threads} is for this machine: with --engine ray the cluster says how many"
         raise UsageError(what, "offer Ray more or fewer CPUs")
     return connected(choice.name, progress)
-
-
-def opened(
-    sources: str | Path | Sequence[str | Path],
-    *,
-    columns: Mapping[str, str] | None = None,
-    group_by: Sequence[str] = (),
-    on_bad_row: Literal["error", "skip"] = "error",
-    batch_tokens: int | None = None,
-) -> Dump:
-    """Open a dump for an analysis; see `dump.convert.open_dump`, and None stands for `TOKENS`."""
-    named = [str(one) for one in ([sources] if isinstance(sources, str | Path) else sources)]
-    how: dict[str, Any] = {"columns": columns, "group_by": group_by, "on_bad_row": on_bad_row}
-    dump = open_dump(named, batch_tokens=batch_tokens or TOKENS, **how)
-    dump.info = replace(dump.info, given=tuple(map(clean, named)))
-    return dump
-
-
-def analyze(
-    sources: str | Path | Sequence[str | Path],
-    *,
-    columns: Mapping[str, str] | None = None,
-    group_by: Sequence[str] = (),
-    on_bad_row: Literal["error", "skip"] = "error",
-    batch_tokens: int | None = None,
-    **how: Any,
-) -> Result:
-    """Return the Result of a dump, with the diagnosis, without recommendation and gates.
-
-    The arguments are those of `opened` and of `examine`.
-    """
-    more: dict[str, Any] = {"columns": columns, "on_bad_row": on_bad_row}
-    dump = opened(sources, group_by=group_by, batch_tokens=batch_tokens, **more)
-    return examine(dump, group_by=group_by, **how).summary()

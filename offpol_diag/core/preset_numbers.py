@@ -9,7 +9,7 @@ has been seen whole. Sums of such presets are kept by step, and divided when the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from offpol_diag.core.sums import Columns, Sums
 from offpol_diag.number import Number
 from offpol_diag.presets import SMALLEST_NORM, Preset
 
-EXTREMES = ("smallest", "largest")
+ENDS = ("smallest", "largest")
 """Columns that do not add up."""
 NEEDED = ("current_log_probs", "advantages")
 """Columns of a dump that a policy loss is made of."""
@@ -46,58 +46,41 @@ def columns(tokens: Sums, presets: Sequence[Preset]) -> Columns:
     return found
 
 
+def one_column(columns: Columns, name: str, presets: Sequence[Preset]) -> Columns:
+    """Select a column of some presets."""
+    return {key: columns[key] for key in (f"{preset.name}|{name}" for preset in presets)}
+
+
 def of_presets(columns: Columns, presets: Sequence[Preset]) -> Columns:
     """Select the columns of some presets that add up."""
     names = {preset.name for preset in presets}
     each = ((name, *name.split("|"), x) for name, x in columns.items())
-    return {name: x for name, preset, column, x in each if preset in names and column not in EXTREMES}
+    return {name: x for name, preset, column, x in each if preset in names and column not in ENDS}
 
 
 def observe(
-    columns: Columns,
-    presets: Sequence[Preset],
-    counts: Columns,
-    buckets: Array,
-    trainer_batches: Sequence[str],
-    lags: Sequence[object] | None = None,
+    columns: Columns, presets: Sequence[Preset], buckets: Array, trainer_batches: Sequence[str]
 ) -> State:
-    """Keep what the columns of presets tell beside their sums over the dump.
+    """Keep the ranges of weights, and by trainer batch the sums of presets that divide weights there.
 
     Args:
         columns: of the presets, as numpy's.
         presets: all of them.
-        counts: `tokens` and `sequences` of each sequence.
         buckets: what sums are kept apart for, [S].
         trainer_batches: the label of each sequence's trainer batch, [S].
-        lags: the policy lag of each sequence, where what is kept of lag 0 is asked for.
-
-    Returns:
-        Sums of normalised presets by trainer batch (`batches`), of the sequences that are left by octave of
-        length (`octaves`), of what has a weight of lag 0 (`lag 0`); and the ranges of weights.
     """
-    apart = [preset for preset in presets if normalised(preset)]
-    both = {name: counts[name] for name in ("tokens", "sequences")}
-    able = [preset for preset in presets if DROPPED.name not in idle(preset)]
-    octaves = np.frexp(np.maximum(both["tokens"], 1.0))[1].astype(np.int64) - 1
-    left = {name: columns[name] for name in (f"{preset.name}|left" for preset in able)}
-    tables = {"octaves": Table.of(both | left, buckets, octaves)}
-    if apart:
-        tables["batches"] = Table.of(of_presets(columns, apart), buckets, trainer_batches)
-    if lags is not None:
-        synced = np.flatnonzero([lag == 0 for lag in lags])
-        fresh = both | {f"{one.name}|weighted": columns[f"{one.name}|weighted"] for one in presets}
-        tables["lag 0"] = Table.of({name: x[synced] for name, x in fresh.items()}, buckets[synced])
+    labels, which = np.unique(np.array(trainer_batches, object), return_inverse=True)
     ranges = {}
     for preset in presets:
-        low, high = (columns[f"{preset.name}|{end}"] for end in EXTREMES)
-        if preset not in apart:
-            ranges[f"{preset.name}|weight"] = float(low.min(initial=np.inf)), float(high.max(initial=-np.inf))
-            continue
-        labels, which = np.unique(np.array(trainer_batches, object), return_inverse=True)
-        for at, label in enumerate(labels.tolist()):
-            here = which == at
-            ranges[f"{preset.name}|weight|{label}"] = float(low[here].min()), float(high[here].max())
-    return State(tables=tables, ranges=ranges)
+        low, high = (columns[f"{preset.name}|{end}"] for end in ENDS)
+        whole = {f"{preset.name}|weight": np.ones(len(low), np.bool_)}
+        apart = {f"{preset.name}|weight|{label}": which == at for at, label in enumerate(labels.tolist())}
+        for name, here in (apart if normalised(preset) else whole).items():
+            ranges[name] = float(low[here].min(initial=np.inf)), float(high[here].max(initial=-np.inf))
+    summed = of_presets(columns, [preset for preset in presets if normalised(preset)])
+    return State(
+        tables={"batches": Table.of(summed, buckets, trainer_batches)} if summed else {}, ranges=ranges
+    )
 
 
 # ---------------------------------------------------------------- weights divided by their mean
@@ -124,11 +107,12 @@ def factors(state: State, presets: Sequence[Preset]) -> dict[str, dict[str, floa
     return found
 
 
-def weight_range(state: State, preset: Preset, divisors: Mapping[str, float]) -> tuple[float, float]:
+def weight_range(state: State, preset: Preset) -> tuple[float, float]:
     """Return a preset's smallest and largest final weight, each divided by that of its trainer batch."""
     name = f"{preset.name}|weight"
-    if not divisors:
+    if not normalised(preset):
         return state.ranges[name]
+    divisors = factors(state, [preset])[preset.name]
     each = [(divisor, *state.ranges[f"{name}|{label}"]) for label, divisor in divisors.items()]
     return min(low / divisor for divisor, low, _ in each), max(high / divisor for divisor, _, high in each)
 
@@ -190,133 +174,131 @@ _T, _S, _KEPT, _LEFT = "tokens", "sequences", "tokens not rejected", "sequences 
 
 def _share(name: str, over: str, text: str, column: str, per: str) -> Formula:
     """Return the share of events in `per`, "share of …"."""
-    return Formula(name, "fraction", over, f"share of {text}", mean(column, per), counts=True)
+    return Formula(name, f"share of {text}", mean(column, per), "fraction", over, counts=True)
 
 
-DROPPED = Formula(
-    "sequences_dropped",
-    "fraction",
-    _S,
-    "share of sequences with no token left",
-    lambda get: 1 - get("left") / get("sequences"),
-    counts=True,
-)
+def _less(name: str, over: str, text: str, column: str) -> Formula:
+    """Return the share of tokens, or sequences, that are not among a column's."""
+    return Formula(
+        name, f"share of {text}", lambda get: 1 - get(column) / get(over), "fraction", over, counts=True
+    )
+
+
+DROPPED = _less("sequences_dropped", _S, "sequences with no token left", "left")
 ROWS = (
-    Formula("weight_mean", "", _KEPT, "mean of the final weights", mean("w", "kept"), POSITIVE),
-    Formula("weight_std", "", _KEPT, "standard deviation of the final weights", _std, POSITIVE),
+    Formula("weight_mean", "mean of the final weights", mean("w", "kept"), "", _KEPT, POSITIVE),
+    Formula("weight_std", "standard deviation of the final weights", _std, "", _KEPT, POSITIVE),
     Formula(
         "ess_tokens",
-        "fraction",
-        _T,
         "(Σw)² / (n Σw²), a rejected token weighs 0",
         lambda get: get("w") ** 2 / (get("tokens") * get("ww")),
+        "fraction",
     ),
     Formula(
         "ess_sequences",
-        "fraction",
-        _S,
         "(Σv)² / (n Σv²), v = mean over the sequence's tokens of the final weight, 0 where rejected",
         lambda get: get("v") ** 2 / (get("sequences") * get("vv")),
+        "fraction",
+        _S,
     ),
     _share("truncated_high", "weights", "weights above the upper bound", "high", "units"),
     _share("truncated_low", "weights", "weights below the lower bound", "low", "units"),
-    Formula(
-        "tokens_rejected",
-        "fraction",
-        _T,
-        "share of tokens that rejection and veto remove",
-        lambda get: 1 - get("kept") / get("tokens"),
-        counts=True,
-    ),
+    _less("tokens_rejected", _T, "tokens that rejection and veto remove", "kept"),
     _share(
         "tokens_weighted",
         _T,
         "tokens with a weight: not rejected, and of a final weight above 0",
         "weighted",
-        "tokens",
+        _T,
     ),
     DROPPED,
-    _share("sequences_touched", _S, "sequences with at least one token rejected", "touched", "sequences"),
-    _share("vetoed", _S, "sequences dropped by the veto", "vetoed", "sequences"),
-    _share("catastrophic_tokens", _T, "tokens beyond the veto's bound", "hits", "tokens"),
+    _share("sequences_touched", _S, "sequences with at least one token rejected", "touched", _S),
+    _share("vetoed", _S, "sequences dropped by the veto", "vetoed", _S),
+    _share("catastrophic_tokens", _T, "tokens beyond the veto's bound", "hits", _T),
     Formula(
-        "k3", "nats", _KEPT, "mean(e^Δ − 1 − Δ) of the tokens not rejected", mean("k3", "kept"), POSITIVE
+        "k3", "mean(e^Δ − 1 − Δ) of the tokens not rejected", mean("k3", "kept"), "nats", _KEPT, POSITIVE
     ),
     Formula(
         "ppl_ratio",
-        "",
-        _LEFT,
         "mean over sequences left of exp(−mean Δ of their tokens not rejected)",
         mean("ppl", "left", plus=1.0),
+        "",
+        _LEFT,
         POSITIVE,
     ),
     Formula(
         "chi2_token",
-        "",
-        _KEPT,
         "mean(w²) − 1 of the final weights",
         lambda get: (get("w11") + 2 * get("w1")) / get("kept"),
+        "",
+        _KEPT,
         ABOVE_MINUS_ONE,
     ),
     Formula(
         "chi2_sequence",
-        "",
-        _LEFT,
         "mean(v²) − 1, v = mean final weight over the sequence's tokens, 0 where rejected",
         mean("v11", "left"),
+        "",
+        _LEFT,
         ABOVE_MINUS_ONE,
     ),
 )
 """Numbers of weights and of what is kept."""
 
 LOSSES = (
-    Formula("pg_loss", "", _KEPT, "Σ w L / tokens not rejected (token-mean)", mean("loss", "kept")),
-    Formula("pg_loss_kept", "", _T, "Σ w L / all tokens (token-mean, rejected tokens stay)", mean("loss")),
+    Formula("pg_loss", "Σ w L / tokens not rejected (token-mean)", mean("loss", "kept"), "", _KEPT),
+    Formula("pg_loss_kept", "Σ w L / all tokens (token-mean, rejected tokens stay)", mean("loss")),
     Formula(
         "pg_loss_own",
-        "",
-        "the preset's own denominator",
         "Σ w L / tokens not rejected, or all tokens where rejected ones stay (token-mean)",
         mean("loss", "own"),
+        "",
+        "the preset's own denominator",
     ),
-    Formula("pg_loss_seq_sum", "", _S, "Σ w L / sequences left (seq-mean-token-sum)", mean("loss", "left")),
+    Formula("pg_loss_seq_sum", "Σ w L / sequences left (seq-mean-token-sum)", mean("loss", "left"), "", _S),
     Formula(
         "pg_loss_seq_mean",
-        "",
-        _S,
         "mean over sequences left of their mean w L (seq-mean-token-mean)",
         mean("loss_mean", "left"),
+        "",
+        _S,
     ),
     Formula(
         "pg_loss_seq_norm",
-        "",
-        _S,
         "Σ w L / sequences left / longest response (seq-mean-token-sum-norm)",
         lambda get: get("loss") / get("left") / get("longest"),
+        "",
+        _S,
     ),
     Formula(
         "pg_clipfrac",
-        "fraction",
-        _KEPT,
         "share where the loss's clip decides (cispo: where it changes the weight)",
         mean("clipped", "kept"),
+        "fraction",
+        _KEPT,
     ),
     Formula(
         "pg_clipfrac_lower",
-        "fraction",
-        _KEPT,
         "share where the dual clip decides",
         mean("dual_clipped", "kept"),
+        "fraction",
+        _KEPT,
     ),
     Formula(
         "ppo_kl",
-        "nats",
-        _KEPT,
         "mean(log π_anchor − log π_θ), each bounded as the loss bounds it",
         mean("kl", "kept"),
+        "nats",
+        _KEPT,
     ),
 )
 """Numbers of the policy loss, of dumps that have what it is made of."""
+
+EXTREMES = (
+    Formula("weight_min", "smallest final weight", lambda ends: ends("weight")[0], "", _KEPT),
+    Formula("weight_max", "largest final weight", lambda ends: ends("weight")[1], "", _KEPT),
+)
+"""Formulas over the range of the final weights, [2], without an interval."""
 
 
 def idle(preset: Preset) -> frozenset[str]:
@@ -350,33 +332,12 @@ def numbers(reader: Reader, presets: Sequence[Preset]) -> dict[str, dict[str, Nu
     return result
 
 
-# ---------------------------------------------------------------- selection
-
 AT_LAG_0 = Formula(
     "kept_at_lag_0",
-    "fraction",
-    "tokens of policy lag 0",
     "share with a weight above 0 of what was sampled at policy lag 0, where only numerics make the policies "
     "differ",
     mean("weighted"),
+    "fraction",
+    "tokens of policy lag 0",
     counts=True,
 )
-
-
-def at_lag_0(state: State, presets: Sequence[Preset], seed: int, groups: int) -> dict[str, Number]:
-    """Return preset → the share that it keeps of policy lag 0; empty where the dump has none of that lag."""
-    table = state.tables.get("lag 0")
-    if table is None or not table.values.any():
-        return {}
-    found = Reader.of(table, seed, groups).numbers(AT_LAG_0, [f"{preset.name}|" for preset in presets])
-    return {preset.name: number for preset, number in zip(presets, found, strict=True)}
-
-
-def by_octave(
-    state: State, presets: Sequence[Preset], seed: int, groups: int
-) -> Iterator[tuple[int, str, Number]]:
-    """Yield octave, preset, and the share that it drops of the sequences of 2^octave tokens to twice that."""
-    names = [preset.name for preset in presets if DROPPED.name not in idle(preset)]
-    for octave, table in state.tables["octaves"].by_place().items():
-        found = Reader.of(table, seed, groups).numbers(DROPPED, [f"{name}|" for name in names])
-        yield from ((octave, name, one) for name, one in zip(names, found, strict=True))

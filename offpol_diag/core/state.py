@@ -8,7 +8,7 @@ groups, and replicates draw the buckets when the sums are read out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, reduce
 from hashlib import blake2b
@@ -90,7 +90,7 @@ def _poisson_steps() -> Array:
 
 # ---------------------------------------------------------------- sums by place and bucket
 
-Kind = Literal["sums", "logs", "largest"]
+Kind = Literal["sums", "logs"]
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,7 @@ class Table:
         places: [N] int64 or text; "" for the dump as a whole.
         buckets: [N] uint64, the group's hash, or its bucket.
         values: [C, N] float64.
-        kind: how two rows merge. sums: they add. logs: e^ of them add. largest: the C largest of both are
-            kept, falling, −inf where there are fewer.
+        kind: how two rows merge. sums: they add. logs: e^ of them add.
         most: most places; more merge by the bound of `width`. 0: no bound.
         width: 0: places beyond `most`, by hash, are `OTHERS`. Else a place is the first of so many steps, a
             power of 2 that doubles until there are no more than `most`.
@@ -152,12 +151,6 @@ class Table:
             values = np.stack([*distinct.values()])
         return cls(lines, where, buckets, values, kind, most, width)._merged()
 
-    @classmethod
-    def best(cls, values: Array, places: Array, *, most: int = 0, width: int = 0) -> Table:
-        """Keep the largest values [k, N] of each place."""
-        nowhere = np.zeros(len(places), np.uint64)
-        return cls({}, places, nowhere, values, "largest", most, width)._merged()
-
     def merge(self, other: Table) -> Table:
         """Merge two parts of a dump.
 
@@ -170,14 +163,17 @@ class Table:
             width = max(self.width, other.width)
             return self._wider(width).merge(other._wider(width))
         same = np.array_equal(self.buckets, other.buckets) and np.array_equal(self.places, other.places)
-        if same and self.kind != "largest":
-            both = np.add if self.kind == "sums" else np.logaddexp
-            return replace(self, values=both(self.values, other.values))
+        if same:
+            return replace(self, values=self._adding(self.values, other.values))
         places, buckets, values = (
             np.concatenate((getattr(self, name), getattr(other, name)), axis=-1)
             for name in ("places", "buckets", "values")
         )
         return replace(self, places=places, buckets=buckets, values=values)._merged()
+
+    @property
+    def _adding(self) -> np.ufunc:
+        return np.add if self.kind == "sums" else np.logaddexp
 
     @property
     def folded(self) -> Table:
@@ -198,22 +194,16 @@ class Table:
         if (order[1:] < order[:-1]).any():
             values = values[:, order]
         if len(at) < len(order):
-            match self.kind:
-                case "sums":
-                    values = np.add.reduceat(values, at, axis=1)
-                case "logs":
-                    values = np.logaddexp.reduceat(values, at, axis=1)
-                case "largest":
-                    each = np.split(values, at[1:], axis=1)
-                    values = np.stack([largest_of(x.flatten(), len(x)) for x in each], axis=1)
+            values = self._adding.reduceat(values, at, axis=1)
         return replace(self, places=places[at], buckets=buckets[at], values=values)
 
     def _wider(self, width: int) -> Table:
         return replace(self, places=self.places // width * width, width=width)._merged()
 
     def _with_others(self) -> Table:
+        """Keep as many places, chosen by hash: parts of a dump, in any order, choose the same."""
         labels = self.places.tolist()
-        kept = set(retained(set(labels), self.most))
+        kept = set(nsmallest(self.most, {*labels} - {OTHERS}, key=hashed))
         places = [label if label in kept else OTHERS for label in labels]
         return replace(self, places=np.array(places, object))._merged()
 
@@ -293,21 +283,6 @@ def largest_of(x: Array, k: int) -> Array:
         rising = np.sort(x, axis=-1, kind="stable")  # which takes sorted parts as they are
     result: Array = rising[..., ::-1][..., :k].copy()
     return result
-
-
-def retained(labels: Collection[str], most: int = MOST_PLACES) -> list[str]:
-    """Choose at most so many labels by hash, so that parts of a dump, in any order, choose the same."""
-    labels = [label for label in labels if label != OTHERS]
-    return labels if len(labels) <= most else nsmallest(most, labels, key=hashed)
-
-
-def unkept(labels: Collection[str]) -> int:
-    """Estimate how many labels `OTHERS` stands for, from the density of the hashes of those kept."""
-    if OTHERS not in labels:
-        return 0
-    kept = len(labels) - 1
-    furthest = max(hashed(label) for label in labels if label != OTHERS)
-    return max(1, round((kept - 1) / (furthest / 2.0**64)) - kept)
 
 
 # ---------------------------------------------------------------- the whole

@@ -1,13 +1,18 @@
-"""What is measured of a dump, fixed before the first batch."""
+"""What is measured of a dump, fixed before the first batch, and the sums of it as they are read."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
+from offpol_diag.core import preset_numbers
 from offpol_diag.core.gap import DRIFTS, Drift
-from offpol_diag.core.preset_numbers import normalised
+from offpol_diag.core.intervals import Reader
+from offpol_diag.core.state import State, Table
+from offpol_diag.number import Number
 from offpol_diag.presets import Policy, Preset, Reject
 from offpol_diag.presets.catalogue import FAMILIES
 
@@ -67,7 +72,7 @@ class Study:
     @cached_property
     def normalised(self) -> tuple[Preset, ...]:
         """Presets whose sums are kept per trainer batch, for their weights are normalised there."""
-        return tuple(filter(normalised, self.presets))
+        return tuple(filter(preset_numbers.normalised, self.presets))
 
     @cached_property
     def pairs(self) -> tuple[tuple[Preset, Preset], ...]:
@@ -82,3 +87,30 @@ class Study:
         """Rules over a whole trainer batch (M2PO), each with the numerator of its ratio."""
         every = ((preset.policy, rule) for preset in self.presets for rule in preset.reject)
         return tuple(dict.fromkeys(one for one in every if one[1].over == "batch"))
+
+
+@dataclass(frozen=True)
+class Readout:
+    """What was kept of a dump, with the sums of its replicates, which are drawn once."""
+
+    study: Study
+    state: State
+
+    @cached_property
+    def reader(self) -> Reader:
+        """Sums of the dump, and their replicates."""
+        study, tables = self.study, self.state.tables
+        found = self.at(tables["dump"])
+        drawn = {**found.drawn, "longest": np.array([self.state.ranges["response"][1]])}
+        for drift in study.drifts:
+            drawn |= tables[f"{drift.prefix}products"].drawn(study.seed)
+        return replace(found, drawn=drawn | preset_numbers.drawn(self.state, study.presets, study.seed))
+
+    def at(self, table: Table) -> Reader:
+        """Read the sums of a table, or of a place of it."""
+        return Reader.of(table, self.study.seed, self.state.many)
+
+    @cached_property
+    def presets(self) -> dict[str, dict[str, Number]]:
+        """Metric → preset → number, of what is made of sums."""
+        return preset_numbers.numbers(self.reader, self.study.presets)

@@ -3,10 +3,6 @@
 Pareto k̂ is the tail index of the largest weights: the larger, the heavier the tail. Above min(1 − 1/log10 n,
 0.7) means of the weights (ESS, χ², E[r]) are unreliable at this sample size.
 
-Quantiles are read off a fixed logarithmic lattice, 32 bins to each power of two, for both signs: log-ratios
-span 1e-8 to 1e3, and bins of equal width would lose one end. The bin of a float64 is read off its bits, so
-binning is a shift, and histograms of two dumps merge by adding.
-
 References: Vehtari, Simpson, Gelman, Yao, Gabry 2024, "Pareto smoothed importance sampling"; Zhang & Stephens
 2009.
 """
@@ -14,16 +10,15 @@ References: Vehtari, Simpson, Gelman, Yao, Gabry 2024, "Pareto smoothed importan
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 from offpol_diag.core.formulas import LARGEST
 from offpol_diag.core.gap import CHI2_SEQUENCE, Drift, Terms
-from offpol_diag.core.intervals import Formula, Reader, describe, plain
+from offpol_diag.core.histograms import SIZE, index, of_lattice
+from offpol_diag.core.intervals import Formula, Reader, known
 from offpol_diag.core.state import Array, State, Table, largest_of
 from offpol_diag.number import OVERFLOWS, Number, Numbers
 
@@ -40,14 +35,14 @@ def observe(terms: Terms, total: Array, buckets: Array) -> State:
         Histograms of Δ, and of k3 with its sums; the largest Δ and ΣΔ; log Σw and log Σw² of sequences.
     """
     prefix, at = terms.drift.prefix, index(terms.k3)
-    k3 = np.stack([np.bincount(at, x, SIZE) for x in (None, terms.k3)])
     logs = np.where(terms.batch.lengths > 0, total, -np.inf)
+    counts = {"d": np.bincount(index(terms.delta), minlength=SIZE).astype(np.float64)}
+    counts["k3"] = np.stack([np.bincount(at, x, SIZE).astype(np.float64) for x in (None, terms.k3)])
     return State(
-        tables={f"{prefix}products": Table.of({"w": logs, "ww": 2 * logs}, buckets, kind="logs")},
-        counts={
-            f"{prefix}bins.d": np.bincount(index(terms.delta), minlength=SIZE).astype(np.float64),
-            f"{prefix}bins.k3": k3.astype(np.float64),
+        tables={
+            f"{prefix}products": Table.of({f"{prefix}w": logs, f"{prefix}ww": 2 * logs}, buckets, kind="logs")
         },
+        counts={f"{prefix}bins.{name}": x for name, x in counts.items()},
         largest={
             f"{prefix}tail.tokens": largest_of(terms.delta, TAIL),
             f"{prefix}tail.sequences": largest_of(logs, TAIL),
@@ -133,70 +128,68 @@ QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 
 ESS_TOKENS = Formula(
     "ess_tokens",
-    "fraction",
-    "tokens",
     "(Σr)² / (n Σr²), raw token ratios",
     lambda get: (get("tokens") + get("r1")) ** 2 / (get("tokens") * (get("tokens") + get("r2"))),
+    "fraction",
 )
 ESS_SEQUENCES = Formula(
     "ess_sequences",
+    "(Σw)² / (n Σw²), w = e^{ΣΔ}, raw product ratios",
+    lambda get: np.exp(2 * get("w") - get("ww")) / get("sequences"),  # which are log Σw and log Σw²
     "fraction",
     "sequences",
-    "(Σw)² / (n Σw²), w = e^{ΣΔ}, raw product ratios",
-    lambda get: np.exp(2 * get("w") - get("ww")) / get("sequences"),
 )
-"""w and ww are log Σw and log Σw²."""
+_LIMIT = "unreliable above min(1 − 1/log10 n, 0.7)"
+_SHARES = {
+    "max_weight_share": Number(unit="fraction", over="tokens", formula="max r / Σr"),
+    "max_weight_share_sequences": Number(unit="fraction", over="sequences", formula="max w / Σw, w = e^{ΣΔ}"),
+    "k3_top1_share": Number(
+        unit="fraction", over="tokens", formula="Σk3 of the 1% of tokens with the largest k3, over Σk3"
+    ),
+}
 
 
-def numbers(reader: Reader, state: State, drift: Drift, seed: int) -> Numbers:
+def numbers(reader: Reader, state: State, drift: Drift) -> Numbers:
     """Read the uncorrected-ratio metrics of one drift, with a note where the tail makes them unreliable.
 
     Args:
         reader: sums of the dump.
         state: what was kept of it.
         drift: the drift.
-        seed: of the replicates.
     """
-    prefix, largest = drift.prefix, state.largest
-    tokens, sequences = (float(reader.drawn[name][0]) for name in ("tokens", "sequences"))
-    khat_t = _khat(largest[f"{prefix}tail.tokens"], int(tokens), "tokens", "r")
-    khat_s = _khat(largest[f"{prefix}tail.sequences"], int(sequences), "sequences", "e^{ΣΔ}")
+    prefix, tokens, sequences = drift.prefix, reader.sum("tokens"), reader.sum("sequences")
+    khat_t, khat_s = (
+        _khat(state.largest[f"{prefix}tail.{over}"], int(n), Number(over=over, formula=text))
+        for over, n, weight in (("tokens", tokens, "r"), ("sequences", sequences, "e^{ΣΔ}"))
+        for text in [f"generalised Pareto shape of the largest weights {weight}; {_LIMIT}"]
+    )
     high, total = (state.ranges[prefix + name][1] for name in ("d", "s"))
-    logs = state.tables[f"{prefix}products"].drawn(seed)
-    ratios = tokens + float(reader.column("r1", prefix)[0])
-    ess = ESS_SEQUENCES.of({**reader.drawn, **logs}.__getitem__)
-    # max r / Σr, and of sequences
-    share = math.exp(min(high, LARGEST)) / ratios if ratios > 0 else math.nan
-    of_sequence = math.exp(total - float(logs["w"][0])) if sequences else math.nan
-    top = _top_share(*state.counts[f"{prefix}bins.k3"])
+    ratios, bins = tokens + reader.sum(f"{prefix}r1"), state.counts[f"{prefix}bins.d"]
+    shares = (
+        math.exp(min(high, LARGEST)) / ratios if ratios > 0 else math.nan,
+        math.exp(total - reader.sum(f"{prefix}w")) if sequences else math.nan,
+        _top_share(*state.counts[f"{prefix}bins.k3"]),
+    )
     result = {
         "ess_tokens": doubt(reader.number(ESS_TOKENS, prefix), khat_t),
-        "ess_sequences": doubt(reader.wrap(ess, ESS_SEQUENCES), khat_s),
-        "chi2_sequence": doubt(chi2_sequence(reader, logs, drift, total), khat_s),
+        "ess_sequences": doubt(reader.number(ESS_SEQUENCES, prefix), khat_s),
+        "chi2_sequence": doubt(_chi2_sequence(reader, prefix, total), khat_s),
         "khat_tokens": khat_t,
         "khat_sequences": khat_s,
-        "max_weight_share": plain(share, "fraction", "tokens", "max r / Σr"),
-        "max_weight_share_sequences": plain(of_sequence, "fraction", "sequences", "max w / Σw, w = e^{ΣΔ}"),
-        "k3_top1_share": plain(
-            top, "fraction", "tokens", "Σk3 of the 1% of tokens with the largest k3, over Σk3"
-        ),
     }
+    result |= {name: known(_SHARES[name], x) for name, x in zip(_SHARES, shares, strict=True)}
+    blank = Number(None, None, "nats", "tokens", "quantile of Δ, from a histogram of relative bin width 1/32")
     for q in QUANTILES:
-        value = quantile(state.counts[f"{prefix}bins.d"], q)
-        text = "quantile of Δ, from a histogram of relative bin width 1/32"
-        result[f"log_ratio_p{q * 100:g}".replace(".", "_")] = plain(value, "nats", "tokens", text)
-    return {prefix + name: number for name, number in result.items()}
+        result[f"log_ratio_p{q * 100:g}".replace(".", "_")] = known(blank, of_lattice(bins, q))
+    return result
 
 
-def _khat(largest: Array, n: int, over: str, weight: str) -> Number:
-    text = (
-        f"generalised Pareto shape of the largest weights {weight}; unreliable above min(1 − 1/log10 n, 0.7)"
-    )
+def _khat(largest: Array, n: int, blank: Number) -> Number:
     fitted, good = fit(largest, n), limit(n)
     if fitted is None:
-        return Number(over=over, formula=text, unknown="the tail is constant or too short to fit")
+        return replace(blank, unknown="the tail is constant or too short to fit")
     note = f"above {good:.2f}: means of these weights cannot be trusted" if fitted.k > good else None
-    return replace(plain(fitted.k, "", over, text), note=note)
+    return replace(blank, value=fitted.k, note=note)
 
 
 def doubt(number: Number, khat: Number) -> Number:
@@ -213,16 +206,14 @@ def _noted(number: Number, khat: Number, note: str) -> Number:
     return replace(number, note=note.format(f"{khat.value:.2f}")) if khat.note else number
 
 
-def chi2_sequence(reader: Reader, logs: Mapping[str, Array], drift: Drift, largest: float) -> Number:
+def _chi2_sequence(reader: Reader, prefix: str, largest: float) -> Number:
     """Compute E[e^{2ΣΔ}] − 1: by expm1 where the `largest` ΣΔ does not overflow, else as a log10."""
-    row = CHI2_SEQUENCE
     if largest <= LARGEST:
-        return reader.number(row, drift.prefix)
-    log = float(logs["ww"][0]) - math.log(float(reader.drawn["sequences"][0]))
-    log10, unknown = log / math.log(10), OVERFLOWS
+        return reader.number(CHI2_SEQUENCE, prefix)
+    log10 = (reader.sum(f"{prefix}ww") - math.log(reader.sum("sequences"))) / math.log(10)
     if not math.isfinite(log10):
-        log10, unknown = None, "overflows float64, and so does its log10"  # type: ignore[assignment]
-    return replace(describe(row), log10=log10, unknown=unknown)
+        return replace(CHI2_SEQUENCE.blank, unknown="overflows float64, and so does its log10")
+    return replace(CHI2_SEQUENCE.blank, log10=log10, unknown=OVERFLOWS)
 
 
 def _top_share(counts: Array, sums: Array) -> float:
@@ -233,57 +224,3 @@ def _top_share(counts: Array, sums: Array) -> float:
     taken = np.clip((want - before) / np.maximum(counts, 1), 0, 1)
     total = float(sums.sum())
     return float((sums * taken).sum()) / total if total > 0 else math.nan
-
-
-# ---------------------------------------------------------------- the logarithmic lattice
-
-_LOW, _HIGH, _PER_OCTAVE_BITS = -40, 96, 5  # k3 of a log-ratio of 66 nats is 2^96
-_PER_OCTAVE = 1 << _PER_OCTAVE_BITS
-HALF = (_HIGH - _LOW) * _PER_OCTAVE
-SIZE = 2 * HALF + 1
-"""Number of bins: HALF negative ones, one around zero (|x| < 2^-40), HALF positive ones; the outermost also
-hold all values beyond.
-"""
-CODES = 1 << (12 + _PER_OCTAVE_BITS)
-"""Number of combinations of sign, exponent and leading fraction bits; the sign is the highest bit."""
-SHIFT = 52 - _PER_OCTAVE_BITS
-"""Bits of a float64 below those."""
-
-
-def code(x: Array) -> Array:
-    """Return the leading bits of each value, as fine as the bins: float64 → int64 in [0, CODES)."""
-    return (np.ascontiguousarray(x).view(np.uint64) >> np.uint64(SHIFT)).view(np.int64)
-
-
-def index(x: Array) -> Array:
-    """Return the bin of each value: float64 → int64 in [0, SIZE)."""
-    return _bins().take(code(x), mode="clip")  # codes are in range: a quarter less time
-
-
-@cache
-def _bins() -> Array:
-    """Return the bin of each combination of leading bits."""
-    around_zero = ((1023 + _LOW) << _PER_OCTAVE_BITS) - 1  # the largest combination of its bin, without sign
-    step = np.clip(np.arange(CODES // 2) - around_zero, 0, HALF)
-    return np.concatenate((HALF + step, HALF - step))
-
-
-def edges() -> Array:
-    """Return the SIZE + 1 edges of the bins, rising, float64."""
-    octave = np.arange(_LOW, _HIGH)[:, None]
-    up = np.append(2.0**octave * (1 + np.arange(_PER_OCTAVE) / _PER_OCTAVE), 2.0**_HIGH)
-    return np.concatenate((-up[::-1], up))
-
-
-def quantile(counts: Array, q: float) -> float:
-    """Compute the q-quantile, linear within a bin (relative error at most 1/32); NaN without values."""
-    total = float(counts.sum())
-    if total == 0:
-        return float("nan")
-    below = np.cumsum(counts)
-    wanted = max(q, 1e-12) * total  # q = 0: the first bin that holds anything
-    at = min(int(np.searchsorted(below, wanted)), SIZE - 1)
-    low, high = edges()[at : at + 2].tolist()
-    inside = float(counts[at])
-    share = (q * total - (float(below[at]) - inside)) / inside if inside else 0.5
-    return float(low + (high - low) * min(max(share, 0.0), 1.0))

@@ -10,6 +10,7 @@ import numpy as np
 
 from offpol_diag.core.intervals import Z
 from offpol_diag.core.kept_rows import Sample
+from offpol_diag.core.observe import Examined
 from offpol_diag.diagnosis.cause import Found
 from offpol_diag.diagnosis.causes.group import GroupFault, places
 from offpol_diag.diagnosis.causes.sampling import Identities, other_base
@@ -17,6 +18,7 @@ from offpol_diag.diagnosis.causes.weights import DIGESTS
 from offpol_diag.diagnosis.locate import locate
 from offpol_diag.diagnosis.numbers import HEALTHY_K3, Evidence
 from offpol_diag.diagnosis.recorded import MOST_EXCUSED, recorded
+from offpol_diag.diagnosis.reference import in_dump
 from offpol_diag.diagnosis.registry import CANDIDATES, CAUSES
 from offpol_diag.diagnosis.rows import MACHINES, Known, Rows, measured, percent
 from offpol_diag.diagnosis.seen import OUTLYING, ROUNDED, Seen
@@ -126,6 +128,15 @@ def by_group(rows: Rows, seen: Findings) -> Found | None:
 
 
 # ---------------------------------------------------------------- the verdict
+
+
+def diagnosed(found: Examined) -> Result:
+    """Return the numbers of a dump with the verdict, and that of three where it has reference log-probs."""
+    result, sample = found.summary(), found.sample
+    result.diagnosis = diagnose(result, sample)
+    if "reference" in sample.values:
+        result.reference = in_dump(Rows.sampled(sample), result.dump.provenance, result.dump.columns)
+    return result
 
 
 def diagnose(summary: Result, sample: Sample | None) -> Diagnosis:

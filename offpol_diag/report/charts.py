@@ -70,11 +70,8 @@ def by_step(result: Result) -> Chart | None:
     x, axis, marks = steps.first, steps_axis(steps.first), [upright(worst.step)] if worst else []
     panels = [k3_panel("training step", [(x, k3, "", BLUE)], marks, axis)]
     if ess := series.get(f"{drift}ess_tokens"):
-        hollow = [(one.value or 0) > KHAT for one in series.get(f"{drift}khat_tokens", [])]
-        up = f"ESS of raw ratios{' (○ unreliable)' * any(hollow)}"
-        panels.append(
-            Panel("training step", up, curve((x, ess, "", TEAL), hollow=hollow), axis, SHARE, marks)
-        )
+        traces = curve((x, ess, "", TEAL))
+        panels.append(Panel("training step", "ESS of raw ratios", traces, axis, SHARE, marks))
     if rewards:
         panels.append(Panel("training step", "mean reward", curve((x, reward, "", PURPLE)), axis, {}, marks))
     of = f"K3 of {PAIRS[drift]}" if drift else "K3"

@@ -63,7 +63,7 @@ class BySteps(Points):
     sequences: list[Whole]
     series: dict[str, Series] = Field(
         description="k1, k3, mean_ratio, ess_tokens, ess_sequences, chi2_token, chi2_sequence, ppl_ratio, "
-        "khat_tokens, reward, policy_lag, f_2; k1, k3 also with drift2. and total.; "
+        "reward, policy_lag, f_2; k1, k3 also with drift2. and total.; "
         "METHOD.tokens_rejected of methods that may be recommended; [G] each"
     )
 
