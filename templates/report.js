@@ -5,12 +5,6 @@ const all = (selector, within = document) => [...within.querySelectorAll(selecto
 const one = (selector, within = document) => within.querySelector(selector)
 const json = element => JSON.parse(element.textContent)
 
-// --- Configurations: the choice of another trainer is open while one is chosen.
-all("[name=cfg]").forEach(radio => radio.addEventListener("change", () => {
-  const others = one(".bar details")
-  if (others?.contains(one(`[for=${radio.id}]`))) others.open = true
-}))
-
 // --- Copy buttons.
 all(".cp").forEach(button => {
   button.hidden = false

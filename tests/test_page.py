@@ -46,7 +46,7 @@ def until(page, condition):
 def test_the_page_is_short_asks_for_nothing_says_nothing_and_every_text_of_it_stands_out(visit, address):
     """Texts that are folded, too; and it never scrolls sideways."""
     page = visit()
-    assert page.evaluate("document.documentElement.scrollHeight") <= 6000
+    assert page.evaluate("document.documentElement.scrollHeight") <= 5050
     assert Path(address.removeprefix("file://")).stat().st_size <= 2_500_000
     page.evaluate(OPENED)
     for scheme in ("light", "dark"):
@@ -74,7 +74,7 @@ def test_charts_are_drawn_when_they_come_into_view_and_say_their_numbers(visit, 
     page = visit()
     assert not any(page.evaluate(DRAWN)[2:])
     scrolled(page)
-    assert len(page.evaluate(DRAWN)) == 10
+    assert len(page.evaluate(DRAWN)) == 11
     assert page.said == []
     assert page.asked == [address]
     point = page.locator("#f-by_step .scatterlayer .point").nth(2)
@@ -82,6 +82,26 @@ def test_charts_are_drawn_when_they_come_into_view_and_say_their_numbers(visit, 
     point.hover(force=True)
     until(page, "document.querySelector('#f-by_step .hoverlayer text')")
     assert page.locator("#f-by_step .hoverlayer text").first.text_content().startswith("2: 0.014 [")
+
+
+def test_the_first_screen_holds_verdict_scale_eight_numbers_and_the_top_of_both_cards(visit):
+    page = visit(viewport={"width": 1400, "height": 1000})
+    order = [
+        "h1",
+        ".meter",
+        ".tiles",
+        ".two.v",
+        ".card.big",
+        "#charts",
+        "#presets",
+        "#where",
+        "#tokens",
+        "#dump",
+    ]
+    tops = [page.locator(one).first.bounding_box()["y"] for one in order]
+    assert tops == sorted(tops)
+    assert tops[order.index(".two.v")] < 800
+    assert page.locator(".tile").count() == 8
 
 
 @pytest.mark.parametrize(("width", "panels"), [(1400, 3), (1000, 3), (999, 1), (390, 1)])
@@ -109,7 +129,7 @@ OVERLAP = """[...document.querySelectorAll('.plot')].flatMap(plot => {
 })"""
 
 
-SEEN = ("h1", ".meter", "ul.ck li", ".tile .spark", "#f-by_step h3", "#table-presets tr", ".pane pre")
+SEEN = ("h1", ".meter", "ul.ck li", ".tile .spark", "#f-by_step h3", "#table-presets tr", ".tabs pre")
 
 
 def test_the_page_reads_with_javascript_off(visit):
@@ -117,9 +137,9 @@ def test_the_page_reads_with_javascript_off(visit):
     for seen in SEEN:
         assert page.locator(seen).first.is_visible(), seen
     assert not page.locator(".cp").first.is_visible()
-    page.locator(".bar summary").click()
-    page.locator("label[for=cfg-2]").click()
-    assert page.locator(".pane").nth(1).is_visible()
+    page.locator(".tabs > details").nth(1).locator("> summary").click()
+    assert page.locator(".tabs > details[open]").count() == 1
+    assert page.locator(".tabs > details").nth(1).locator("pre").first.is_visible()
 
 
 def test_the_colours_follow_the_system_and_print_is_light(visit):
@@ -169,11 +189,7 @@ def test_tables_are_sorted_and_configurations_copied(visit):
     down = page.evaluate(names)
     assert sorted(given) == sorted(up) == sorted(down)
     assert up[0] != down[0]
-    page.locator("#cfg-1").focus()
-    page.keyboard.press("ArrowRight")
-    shown = page.locator(".pane:visible")
-    assert shown.count() == 1
-    shown.locator(".cp").click()
+    page.locator(".tabs > details[open] > .code .cp").click()
     until(page, "[...document.querySelectorAll('.cp')].some(one => one.textContent === 'Copied')")
     assert page.said == []
 

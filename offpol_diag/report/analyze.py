@@ -308,10 +308,7 @@ def _where(summary: Result) -> Table:
         for one in (summary.diagnosis.where if summary.diagnosis else ())
     ]
     header = ("tokens", "K3 there", "K3 elsewhere", "share of tokens", "gain", "what decides")
-    notes = (
-        "K3 of single tokens is cut at 4 nats. Gain: deviance per token of an exponential model of K3, which "
-        "telling the two sides apart takes away.",
-    )
+    notes = ("Gain: deviance of an exponential model of K3, cut at 4 nats a token, that the cut takes away.",)
     return Table("where", "Where the mismatch lives", header, rows, notes, shown="folded")
 
 

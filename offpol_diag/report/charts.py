@@ -1,4 +1,4 @@
-"""The charts of a dump, ten at most, each with a finding for its title."""
+"""The charts of a dump, ten at most beside that of places, each with a finding for its title."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ tokens from which it is said what they carry of K3."""
 
 def charts(result: Result) -> tuple[Chart, ...]:
     """Return every chart that the result has numbers for, in reading order."""
-    made = (by_step, by_lag, drifts, histogram, noise, density, tail, position, length, thresholds)
+    made = (by_step, by_lag, drifts, histogram, noise, density, tail, position, length, thresholds, where)
     return tuple(one for make in made if (one := make(result)) is not None)
 
 
@@ -236,9 +236,7 @@ def tail(result: Result) -> Chart | None:
     )
     title += f"to be trusted: k̂ is {', '.join(khats)}"
     axis = LOG
-    return chart(
-        "tail", title, Panel("share of the weights above", "log weight, nats (dotted: fit)", traces, axis)
-    )
+    return chart("tail", title, Panel("share of the weights above", "log weight (dots: fit)", traces, axis))
 
 
 def position(result: Result) -> Chart | None:
@@ -328,3 +326,28 @@ def thresholds(result: Result) -> Chart | None:
         )
     axis = {"type": "log", "tickvals": [2, 5, 10, 100, 1000]}
     return chart("thresholds", title, Panel("threshold b on r", "share", traces, axis, SHARE))
+
+
+def where(result: Result) -> Chart | None:
+    """K3 on both sides of each cut that tells damaged tokens from clean ones."""
+    found = [one for one in result.diagnosis.where if one.outside > 0] if result.diagnosis else []
+    if not found:
+        return None
+    names, ends = [one.words for one in found], [(one.outside, one.inside) for one in found]
+    joined: Dict = {"type": "scatter", "mode": "lines", "line": {"color": GREY}, "showlegend": False}
+    joined |= {"x": [x for both in ends for x in (*both, None)], "y": [y for y in names for _ in range(3)]}
+    traces = [joined | {"hoverinfo": "skip"}]
+    for name, colour, x in zip(("elsewhere", "there"), (GREY, ORANGE), zip(*ends, strict=True), strict=True):
+        trace = {"mode": "markers+text", "x": [*x], "y": names, "text": [*map(rounded, x)]}
+        point = {"type": "scatter", "name": name, "marker": {"color": colour, "size": 11}}
+        traces.append(
+            trace | point | {"textposition": "top center", "hoverinfo": "skip", "cliponaxis": False}
+        )
+    low, high = min(map(min, ends)), max(map(max, ends))
+    across = LOG | {"range": [math.log10(low) - 0.3, math.log10(high) + 0.3]}
+    up = LABELS | {"automargin": True, "autorange": "reversed"}
+    made = chart(
+        "where", found[0].sentence.rstrip("."), Panel("K3 KL, nats per token", "", traces, across, up)
+    )
+    made.layout["height"] = 110 + 45 * len(found)
+    return made

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -93,7 +94,9 @@ def _head(result: Result | Checked, answer: Answer) -> dict[str, Any]:
     of_analysis = isinstance(result, Result) and any(fact.title for fact in answer.facts)
     diagnosed = result.diagnosis.headline if isinstance(result, Result) and result.diagnosis else ""
     said = diagnosed if of_analysis and not (isinstance(result, Result) and result.is_bug) else ""
-    cards = {fact.label: fact for fact in answer.facts if fact.title} if of_analysis else {}
+    cards = defaultdict(
+        lambda: None, {one.label: one for one in answer.facts if one.title} if of_analysis else {}
+    )
     return {
         "answer": answer,
         "eye": answer.about.replace(": ", " · ", 1).replace(", ", " · "),
@@ -107,7 +110,7 @@ def _head(result: Result | Checked, answer: Answer) -> dict[str, Any]:
         ],
         "meter": _meter(result) if of_analysis and isinstance(result, Result) else None,
         "cause": next((one for one in answer.charts if one.name == "by_lag" and "Cause" in cards), None),
-        "tables": [one for one in answer.tables if one.shown == "always" and one.rows],
+        "tables": [] if of_analysis else [one for one in answer.tables if one.shown == "always" and one.rows],
         "charts": [] if of_analysis else answer.charts,
     }
 
@@ -149,12 +152,12 @@ APART = 17
 
 
 def spark(values: Sequence[float | None], log: bool) -> str:
-    """Return the points of a small curve in a box of 240 by 46."""
+    """Return the points of a small curve in a box of 240 by 30."""
     places = [math.log10(y) if y and log and y > 0 else None if log else y for y in values]
     known = [y for y in places if y is not None]
     low = min(known, default=0.0)
     span, step = (max(known, default=1.0) - low) or 1.0, 234 / max(len(places) - 1, 1)
-    pairs = [(3 + i * step, 42 - 38 * (y - low) / span) for i, y in enumerate(places) if y is not None]
+    pairs = [(3 + i * step, 27 - 24 * (y - low) / span) for i, y in enumerate(places) if y is not None]
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in pairs)
 
 

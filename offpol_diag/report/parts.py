@@ -1,4 +1,4 @@
-"""The sections of a page below its answer: numbers, charts, presets, tokens, the dump."""
+"""The sections of a page below its answer: charts, corrections, places, worst responses, the dump."""
 
 from __future__ import annotations
 
@@ -9,32 +9,18 @@ from itertools import chain
 from typing import Any
 
 from offpol_diag.diagnosis.recorded import observed
-from offpol_diag.metrics import BANDS, METRICS, REGIMES
+from offpol_diag.metrics import BANDS, REGIMES
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, rounded, say_value, size
 from offpol_diag.report import columns
 from offpol_diag.report.answer import Answer
+from offpol_diag.report.charts import Chart
 from offpol_diag.report.presets import missing, presets
 from offpol_diag.report.tokens import strips, title
 from offpol_diag.report.tokens import tables as of_tokens
 from offpol_diag.result import DumpFacts, Result, Run
 from offpol_diag.table import Cell, Table
 
-EXPECTED = (
-    "rollout_log_probs",
-    "old_log_probs",
-    "current_log_probs",
-    "response_mask",
-    "advantages",
-    "rewards",
-    "token_ids",
-    "entropy",
-    "sequence_id",
-    "group_id",
-    "step",
-    "policy_lag",
-)
-WHAT = ("what", "value")
 CONVENTIONS = (
     "Log-ratio Δ = log π_train − log π_rollout, ratio r = e^Δ; every bound is on r. Intervals are 95% and "
     "come from a bootstrap that resamples groups of sequences, never tokens."
@@ -43,47 +29,48 @@ CONVENTIONS = (
 
 @dataclass(frozen=True)
 class Part:
-    """A section: paragraphs, what a macro of the page draws of it, and its tables.
+    """A section: paragraphs, charts, strips of tokens, and tables.
 
     Attributes:
         id: its anchor; `short`: its name in the contents.
-        macro: the macro of the page that draws something of it; `drawn`: what it draws.
     """
 
     id: str
     title: str
     short: str
     text: tuple[str, ...] = ()
-    macro: str = ""
-    drawn: Any = None
+    charts: tuple[Chart, ...] = ()
+    strips: Any = None
     tables: tuple[Table, ...] = ()
 
 
 def parts(summary: Result, answer: Answer) -> Iterator[Part]:
     """Yield the sections of a page; of an analysis all of them, of other answers their further numbers."""
-    tables = tuple(table for table in answer.tables if table.shown != "always" and table.rows)
+    tables = {table.id: table for table in answer.tables if table.shown != "always" and table.rows}
     rescored = summary.reference is not None and summary.run.command == "rescore"
-    other = summary.comparison or summary.against or summary.sweep or summary.gates or rescored
-    if other:
+    if summary.comparison or summary.against or summary.sweep or summary.gates or rescored:
         if tables:
-            yield Part("numbers", "All numbers", "Numbers", tables=tables)
-        yield _data(summary)
+            yield Part("numbers", "All numbers", "Numbers", tables=tuple(tables.values()))
+        yield _dump(summary)
         return
-    extra = tuple(one for one in (_meanings(summary), _bands(summary)) if one.rows)
-    numbers = tuple(one for one in tables if one.id not in ("steps", "pairs"))
-    yield Part("numbers", "Headline numbers", "Numbers", macro="Tiles", tables=numbers + extra)
-    if answer.charts:
-        yield Part(
-            "charts", "Where the mismatch is", "Charts", macro="Charts", tables=tuple(by_place(summary))
-        )
+    where, turns = (tables.pop(name, None) for name in ("where", "turns"))
+    tables.pop("steps", None)  # of which the section on places has all numbers
+    drawn = [one for one in answer.charts if one.name != "where"]
+    yield Part("charts", "What the mismatch looks like", "Charts", charts=tuple(drawn))
     if summary.presets:
-        every = tuple(one for one in (presets(summary), missing(summary)) if one.rows)
-        yield Part("presets", "Every correction on this batch", "Presets", tables=every)
-    worst, of_tokens_ = strips(summary), tuple(one for one in of_tokens(summary) if one.rows)
-    if of_tokens_:
-        macro = "Strips" if worst else ""
-        yield Part("tokens", title(summary), "Tokens", macro=macro, drawn=worst, tables=of_tokens_)
-    yield _data(summary)
+        of_presets = (presets(summary), tables.pop("dropped-by-length", None), missing(summary))
+        some = tuple(one for one in of_presets if one is not None and one.rows)
+        yield Part("presets", "Every correction on this dump", "Presets", tables=some)
+    shown = [replace(where, shown="always", caption="")] if where else []
+    shown += [replace(turns.without([5]), shown="always")] if turns else []
+    located = tuple(one for one in answer.charts if one.name == "where")
+    every = (*shown, *by_place(summary))
+    if every:
+        yield Part("where", "Where the mismatch lives", "Where", charts=located, tables=every)
+    worst = tuple(one for one in of_tokens(summary) if one.rows)
+    if worst:
+        yield Part("tokens", title(summary), "Worst", strips=strips(summary), tables=worst)
+    yield _dump(summary, (*tables.values(), _bands(summary)))
 
 
 def by_place(summary: Result) -> Iterator[Table]:
@@ -100,85 +87,38 @@ def by_place(summary: Result) -> Iterator[Table]:
         yield Table(f"by-{axis}", f"All numbers by {found.title}", header, rows, more, shown="page")
 
 
-# ---------------------------------------------------------------- numbers
-
-
-def _meanings(summary: Result) -> Table:
-    """Return the main numbers of the main pair, each with what it says."""
-    known, prefix = summary.whole, summary.prefix
-    said = {name: one.meaning for name, one in METRICS.items() if one.meaning}
-    keys = {prefix + name: says for name, says in said.items() if prefix + name in known}
-    rows = [(key, known[key], says) for key, says in keys.items()]
-    caption, header = "What the headline numbers mean", ("number", "value", "what it says")
-    return Table("headline", caption, header, rows, shown="page")
-
-
 def _bands(summary: Result) -> Table:
+    """Return the bands of every number, with what they were observed on."""
     rows = []
     for one in chain.from_iterable(BANDS.values()):
         low, high = (None if end is None else rounded(end) for end in (one.low, one.high))
         span = f"{low} to {high}" if low and high else f"below {high}" if high else f"above {low}"
         rows.append((one.metric, one.name, span, one.regime, one.source))
     header = ("number", "band", "range", "regime", "source")
-    said = "Where the bands come from; a value is only comparable within its regime"
-    known = summary.number("k3").known
-    return Table("bands", said, header, [*rows, *observed(), *REGIMES] if known else (), shown="page")
+    caption = "Where the bands come from; a value is only comparable within its regime"
+    return Table("bands", caption, header, [*rows, *observed(), *REGIMES], shown="page")
 
 
-# ---------------------------------------------------------------- the dump and the run
-
-
-def _data(summary: Result) -> Part:
-    """Return counts, columns, provenance, files and the run."""
+def _dump(summary: Result, tables: tuple[Table, ...] = ()) -> Part:
+    """Return what was read, how it was computed, and all that the files and the run say of themselves."""
     run = summary.run
-    runs = {"A" if summary.against else "": summary.dump}
-    runs |= {one.letter: one.run.dump for one in summary.against}
-    text = [f"{name and f'{name}: '}{_sentence(facts)}" for name, facts in runs.items()]
+    runs = {"A": summary.dump} | {one.letter: one.run.dump for one in summary.against}
+    named = len(runs) > 1
+    text = [f"{f'{name}: ' * named}{_held(facts)}" for name, facts in runs.items()]
     text += [f"{CONVENTIONS} Seed {run.seed}, {counted(run.replicates, 'replicate')}."]
-    silent = "The files say nothing of their provenance (trainer, engine, temperature, top-p)."
-    text += [f"{name and f'{name}: '}{silent}" for name, facts in runs.items() if not facts.provenance]
-    tables = [[_of_run(name, table) for table in _of_dump(facts)] for name, facts in runs.items()]
-    every = [
-        *(table for some in tables for table in some[:-1]),
-        Table("run", "The run", WHAT, _run(run), shown="page"),
-        *(some[-1] for some in tables),
+    rows = [
+        (f"{f'{name}: ' * named}{what}", value)
+        for name, facts in runs.items()
+        for what, value in _facts(facts)
     ]
-    return Part("data", "Data and provenance", "Data", tuple(text), tables=tuple(every))
+    every = Table(
+        "dump", "Columns, provenance, files and run", ("what", "value"), [*rows, *_run(run)], shown="page"
+    )
+    return Part("dump", "The dump", "Dump", tuple(text), tables=(*tables, every))
 
 
-def _of_run(run: str, table: Table) -> Table:
-    """Return a table of a dump, named after its run where there are several."""
-    name = table.id if run in ("", "A") else f"{table.id}-{run.lower()}"
-    return replace(table, id=name, caption=f"{run}: {table.caption}" if run else table.caption)
-
-
-def _of_dump(facts: DumpFacts) -> Iterator[Table]:
-    """Yield counts, columns, provenance and files of a dump."""
-    lacks = columns.missing(facts)
-    if {"rewards", "group_id"} <= set(facts.columns):
-        lacks["advantages"] = "made of the rewards, within each group of a step"
-    missing = [
-        (name, f"not in this dump: {lacks[name]}" if name in lacks else "not in this dump")
-        for name in EXPECTED
-        if name not in facts.columns
-    ]
-    named = [*facts.columns.items(), *missing]
-    named += [("read by their own names", columns.whole(facts.others))] if facts.others else []
-    named += [("ignored", columns.ignored(facts))]
-    read_from = "Columns: what was read, under which name, and what was ignored"
-    yield Table("counts", "Counts", WHAT, _counts(facts), shown="page")
-    yield Table("columns", read_from, ("name", "read from"), named, shown="page")
-    if facts.provenance:
-        rows = [
-            (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-            for key, value in facts.provenance.items()
-        ]
-        yield Table("provenance", "Provenance, as the files state it", WHAT, rows, shown="page")
-    files = list(enumerate(facts.files, 1))
-    yield Table("files", f"Files ({count(len(files))})", ("no.", "file"), files, shown="page")
-
-
-def _sentence(facts: DumpFacts) -> str:
+def _held(facts: DumpFacts) -> str:
+    """Return what the files held, in a sentence."""
     held = f"{counted(len(facts.files), 'file')} with {counted(facts.rows, 'row')} held"
     tokens = f"{counted(facts.sequences, 'sequence')} with {counted(facts.tokens, 'unmasked response token')}"
     groups = f"{'' if facts.groups_exact else 'about '}{counted(facts.groups, 'group')}"
@@ -190,28 +130,30 @@ def _sentence(facts: DumpFacts) -> str:
     )
 
 
-def _counts(facts: DumpFacts) -> tuple[tuple[Cell, ...], ...]:
-    exact = "" if facts.groups_exact else " (estimated)"
-    return (
-        ("rows", facts.rows),
-        ("rows skipped as bad", facts.skipped.count),
-        ("sequences with an unmasked token", facts.sequences),
-        ("unmasked tokens", facts.tokens),
-        ("masked tokens, left out", facts.masked_tokens),
-        (f"groups{exact}", facts.groups),
-        ("mean length, unmasked tokens", Number(value=facts.mean_length)),
-        ("longest sequence", facts.max_length),
-    )
+def _facts(facts: DumpFacts) -> Iterator[tuple[str, Cell]]:
+    """Yield counts, columns, provenance and files of a dump."""
+    yield "rows skipped as bad", facts.skipped.count
+    yield "masked tokens, left out", facts.masked_tokens
+    yield "mean length, unmasked tokens", Number(value=facts.mean_length)
+    yield "longest sequence", facts.max_length
+    for role, column in facts.columns.items():
+        yield f"column {role}", f"read from {column}"
+    if {"rewards", "group_id"} <= set(facts.columns) and "advantages" not in facts.columns:
+        yield "column advantages", "made of the rewards, within each group of a step"
+    yield "columns read by their own names", columns.whole(facts.others) or "none"
+    yield "columns ignored", columns.ignored(facts)
+    for key, value in facts.provenance.items():
+        yield f"metadata {key}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if not facts.provenance:
+        yield "metadata", "the files say nothing of trainer, engine, temperature, top-p"
+    for place, name in enumerate(facts.files, 1):
+        yield f"file {place}", name
 
 
-def _run(run: Run) -> tuple[tuple[Cell, ...], ...]:
-    return (
-        ("command", run.command),
-        ("offpol-diag", run.version),
-        ("device", run.device),
-        ("engine", run.engine),
-        ("seed", str(run.seed)),
-        ("bootstrap replicates", count(run.replicates)),
-        ("peak memory", size(run.peak_rss_bytes)),
-        *((f"seconds, {name}", say_value(round(value, 3))) for name, value in run.seconds.items()),
-    )
+def _run(run: Run) -> Iterator[tuple[str, Cell]]:
+    """Yield how it was computed."""
+    yield "command", f"{run.command}, offpol-diag {run.version}"
+    yield "device and engine", f"{run.device}, {run.engine}"
+    yield "peak memory", size(run.peak_rss_bytes)
+    for name, value in run.seconds.items():
+        yield f"seconds, {name}", say_value(round(value, 3))

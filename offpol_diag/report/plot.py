@@ -33,7 +33,7 @@ Points = tuple[Sequence[Any], Sequence[Number], str, str]
 BLUE, ORANGE, TEAL, PURPLE, GREY = COLOURS = ("#3a82d8", "#d8711c", "#1f9a8a", "#9467d6", "#848c99")
 """Each has a contrast of 3 on the light and on the dark page."""
 TINTS = {"good": "#2f9e6a", "info": "#e0b43c", "warn": "#e07a3c", "bad": "#d6384c"}
-HEIGHT, TITLE = 300, 22
+HEIGHT, TITLE = 250, 22
 """Pixels of a chart, and of a line of its title where it has no page around it."""
 MARKED, REACH, FARTHEST = 20, 4.0, 1e300
 """Points up to which a line marks each; factor below the smallest value at which a log axis ends, as an

@@ -15,6 +15,7 @@ from offpol_diag.table import Table
 COLUMNS = {
     "ess_tokens": "ESS, tokens",
     "ess_sequences": "ESS, sequences",
+    "chi2_token": "χ² of the weights",
     "tokens_rejected": "tokens rejected",
     "sequences_dropped": "sequences dropped",
     "vetoed": "vetoed",
@@ -36,8 +37,8 @@ def presets(summary: Result) -> Table:
         (name, rule, *(numbers.get(key) for key in COLUMNS))
         for name, (rule, numbers) in (first | known).items()
     ]
-    caption = "What each preset does to this batch"
-    return Table("presets", caption, ("preset", "rule", *COLUMNS.values()), rows)
+    note = "χ² of the weights is mean(w²) − 1 of the final ones: below 0 where large weights are cut off."
+    return Table("presets", "", ("preset", "rule", *COLUMNS.values()), rows, (note,))
 
 
 def missing(summary: Result) -> Table:

@@ -17,11 +17,11 @@ from offpol_diag.report.answer import Tile
 from offpol_diag.result import Result
 from offpol_diag.result.steps import Point, at_steps, curve
 
-TILES = ("k3", "ppl_ratio", "ess_tokens", "ess_sequences", "chi2_token", "chi2_sequence", "khat_tokens")
 SHORT = ("k3", "ppl_ratio", "ess_tokens", "ess_sequences", "chi2_token")
-"""Numbers with a tile; those that stand in the short answer too."""
+"""Numbers with a tile in the short answer too."""
 MASKS = ("seq_mis", "geo_rs", "bypass_ppo_clip_geo_rs")
-"""Presets whose rejected tokens are shown where the recommended method rejects none."""
+"""Presets whose rejected tokens are shown where the recommended method rejects none; the last of dumps
+without π_old."""
 FEWEST = 6
 """Fewest values without intervals whose scatter tells whether a curve is flat."""
 
@@ -44,40 +44,34 @@ def heavy(summary: Result) -> str:
 
 
 def tiles(summary: Result) -> tuple[Tile, ...]:
-    """Return the headline numbers of the mismatch, and what methods reject."""
-    found = [tile for name in TILES if (tile := _tile(summary, name))]
+    """Return the eight headline numbers: the mismatch, what methods reject, the tail, the reward."""
+    found = [tile for name in SHORT if (tile := _tile(summary, name))]
+    found += _rejected(summary)
+    found += [tile] if (tile := _tile(summary, "khat_tokens")) else []
     reward, rewards = summary.whole.get("mean_reward", Number()), curve(summary, "reward")
     if reward.value is not None or len({one.value for one in rewards}) > 1:
-        found.append(
-            Tile(
-                title("mean_reward"),
-                reward,
-                key="mean_reward",
-                short=True,
-                **_course(summary, "reward", reward.unit, rewards if len(rewards) > 1 else ()),
-            )
-        )
-    found += _rejected(summary)
+        course = _course(summary, "reward", reward.unit, rewards if len(rewards) > 1 else ())
+        found.append(Tile(title("mean_reward"), reward, key="mean_reward", short=True, **course))
     return tuple(found)
 
 
 def _rejected(summary: Result) -> list[Tile]:
     """Return what the recommended method rejects or, where that is nothing, what usual masks would."""
-    given = summary.recommendation
-    if given is None or given.method is None or summary.is_bug:
+    method = (summary.recommendation and summary.recommendation.method) or ""
+    rejects = {
+        name: one
+        for name in (method, *MASKS)
+        if (one := summary.preset(name).get("tokens_rejected", Number())).value is not None
+    }
+    if not rejects:
         return []
-    some = (given.method, *(name for name in MASKS if name in given.alternatives))
-    rejects = {name: summary.preset(name).get("tokens_rejected", Number()) for name in some}
-    known = {name: one for name, one in rejects.items() if one.value is not None}
-    if not known:
-        return []
-    first, *others = [name for name in known if name != given.method or known[name].value] or [given.method]
-    if first == given.method:
-        others = []
-    beside = "; ".join([first, *(f"{name}: {written(known[name]).value}" for name in others)])
-    number, name = replace(known[first], interval=None), f"{first}.tokens_rejected"
-    course = _course(summary, name, number.unit, curve(summary, name))
-    return [Tile("Rejected", number, interval=beside, **course)]
+    if (own := rejects.pop(method, None)) and own.value:
+        rejects = {method: own}
+    (first, number), *others = [*rejects.items()][:2] or [(method, own or Number())]
+    beside = "; ".join([first, *(f"{name}: {written(one).value}" for name, one in others)])
+    key = f"{first}.tokens_rejected"
+    course = _course(summary, key, number.unit, curve(summary, key))
+    return [Tile("Rejected", replace(number, interval=None), interval=beside, key=key, **course)]
 
 
 def _tile(summary: Result, key: str) -> Tile | None:
