@@ -88,6 +88,7 @@ def facts(dump: Dump, state: State, made: Sequence[str] = ()) -> DumpFacts:
         prompts=info.prompts,
         provenance=dict(info.provenance),
         skipped=Skipped(count=skipped.count, examples=skipped.examples),
+        above_0=dump.above_0,
         notes=[*dump.notes, *made],
     )
 

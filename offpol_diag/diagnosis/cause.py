@@ -8,7 +8,7 @@ it.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -19,9 +19,6 @@ import numpy as np
 
 from offpol_diag.diagnosis.rows import Flags, Rows
 from offpol_diag.diagnosis.seen import Seen
-
-Says = Callable[[Seen], str]
-"""A piece of evidence: a sentence, or nothing where it does not hold."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +67,13 @@ class Found:
         return self.cause.id
 
     @property
+    def names(self) -> set[Any]:
+        """Ids of the sequences concerned."""
+        return {
+            name for name, here in zip(self.rows.column("sequence_id"), self.sequences, strict=True) if here
+        }
+
+    @property
     def helps(self) -> bool:
         """Whether the repair brings the tokens concerned at least halfway to the K3 of the others.
 
@@ -107,7 +111,7 @@ class Cause:
         apart: cause that looks like it → what tells the two apart.
         blanks: field of `sentence`, `confirm` or `fix` → what stands for it where no dump is at hand.
         statement: what would be wrong, a sentence, where nothing is established and it may fit.
-        speaks_for, speaks_against: evidence for and against it then.
+        speaks_for, speaks_against: names of the evidence for and against it then, the strongest first.
     """
 
     id: ClassVar[str]
@@ -122,8 +126,8 @@ class Cause:
     apart: ClassVar[Mapping[str, str]] = {}
     blanks: ClassVar[Mapping[str, str]] = {}
     statement: ClassVar[str] = ""
-    speaks_for: ClassVar[tuple[Says, ...]] = ()
-    speaks_against: ClassVar[tuple[Says, ...]] = ()
+    speaks_for: ClassVar[tuple[str, ...]] = ()
+    speaks_against: ClassVar[tuple[str, ...]] = ()
 
     @property
     def title(self) -> str:

@@ -1,4 +1,4 @@
-"""Sequences of a dump as flat numpy arrays, and the statistics that signatures use."""
+"""Sequences of a dump as flat numpy arrays, and the statistics that causes use."""
 
 from __future__ import annotations
 
@@ -22,12 +22,8 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 T = TypeVar("T")
 
-CAP = 3.0
-"""Bound on |Δ| in robust statistics, nats: a factor of 20."""
-
-
-LARGEST = 1e6
-"""Bound on logged values, nats, so that sums of squares stay finite."""
+CAP, LARGEST = 3.0, 1e6
+"""Bounds, nats: of |Δ| in robust statistics, a factor of 20; of logged values, whose squares stay finite."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,7 @@ class Rows:
             values["position"].astype(np.int64),
             None if ids is None else ids.astype(np.int64),
             None if entropy is None else np.clip(entropy, -LARGEST, LARGEST),
-            sample.scalars,
+            {"sequence_id": [*range(len(sample.lengths))]} | sample.scalars,
             values.get("reference"),
             values.get(IN_PROMPT),
             values["turn"],
@@ -154,32 +150,29 @@ class Rows:
         return self.mean(self.size)
 
     @cached_property
+    def k3_cut(self) -> Floats:
+        """min(K3, 1) of each token, [T] nats."""
+        delta = np.minimum(self.delta, 2.0)
+        return np.asarray(np.minimum(np.expm1(delta) - delta, 1.0))
+
+    @cached_property
     def edges(self) -> tuple[Ints, Ints]:
         """Distance of each token from both ends of its run of unmasked tokens, [T] each."""
-        new = np.ones(self.tokens + 1, bool)
-        new[1:-1] = (np.diff(self.position) != 1) | (self.index[1:] == 0)
+        new = np.append((self.index == 0) | (np.diff(self.position, prepend=-1) != 1), True)
         at = np.flatnonzero(new)
-        which = np.cumsum(new[:-1]) - 1
-        place = np.arange(self.tokens)
+        which, place = np.cumsum(new[:-1]) - 1, np.arange(self.tokens)
         return place - at[which], at[which + 1] - 1 - place
 
     def runs(self, tokens: Flags) -> tuple[Ints, Ints]:
         """Return the first token and the length of each run of consecutive flagged tokens of a sequence."""
         start = tokens.copy()
         start[1:] &= ~(tokens[:-1] & (self.index[1:] > 0))
-        which = np.cumsum(start) - 1
         first = np.flatnonzero(start)
-        return first, np.bincount(which[tokens], minlength=len(first))
+        return first, np.bincount((np.cumsum(start) - 1)[tokens], minlength=len(first))
 
     def of(self, sequences: Ints) -> Flags:
         """Return flags of these sequences, [S]."""
         return np.isin(np.arange(self.sequences), sequences)
-
-    @cached_property
-    def k3_cut(self) -> Floats:
-        """min(K3, 1) of each token, [T] nats."""
-        delta = np.minimum(self.delta, 2.0)
-        return np.asarray(np.minimum(np.expm1(delta) - delta, 1.0))
 
     def sum(self, x: NDArray[Any]) -> Floats:
         """Sum values [T] over each sequence, [S]."""
@@ -193,28 +186,14 @@ class Rows:
         """Drop the tokens that are not flagged, and sequences that become empty."""
         counts = np.bincount(self.owner[tokens], minlength=self.sequences)
         filled = counts > 0
-
-        def some(x: NDArray[Any] | None) -> Any:
-            return None if x is None else x[tokens]
-
-        return Rows(
-            self.q[tokens],
-            self.p[tokens],
-            np.concatenate(([0], np.cumsum(counts[filled]))),
-            self.position[tokens],
-            some(self.ids),
-            some(self.entropy),
-            scalars={
-                name: [x for x, there in zip(column, filled, strict=True) if there]
-                for name, column in self.scalars.items()
-            },
-            reference=some(self.reference),
-            in_prompt=some(self.in_prompt),
-            turn=some(self.turn),
-            width=some(self.width),
-            sign=some(self.sign),
-            known=self.known,
-        )
+        every: dict[str, Any] = {name: getattr(self, name) for name in OF_TOKENS}
+        scalars = {
+            name: [x for x, there in zip(column, filled, strict=True) if there]
+            for name, column in self.scalars.items()
+        }
+        every = {name: None if x is None else x[tokens] for name, x in every.items()}
+        starts = np.concatenate(([0], np.cumsum(counts[filled])))
+        return replace(self, **every, starts=starts, scalars=scalars)
 
     def only(self, sequences: Flags) -> Rows:
         """Drop the sequences that are not flagged."""
@@ -232,19 +211,23 @@ class Rows:
         """Replace the rollout log-probs, and drop the logged entropy, which belongs to the old ones."""
         return replace(self, q=q, entropy=None)
 
-    def columns(self) -> dict[str, list[Any]]:
-        """Return the columns of a dump of these rows, a list or scalar per sequence, unmasked."""
-        values = {"rollout_log_probs": self.q, "old_log_probs": self.p, "token_ids": self.ids}
-        lists = {
-            name: [part.tolist() for part in np.split(x, self.starts[1:-1])]
-            for name, x in (values | {"entropy": self.entropy}).items()
-            if x is not None
-        }
-        return {**lists, **{name: list(column) for name, column in self.scalars.items()}}
-
     def column(self, name: str) -> list[Any]:
         """Return a scalar column, [S]; all None if the dump lacks it."""
         return list(self.scalars.get(name, [None] * self.sequences))
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the columns of a dump of these rows, a list or scalar per sequence, unmasked."""
+        names = {"q": "rollout_log_probs", "p": "old_log_probs", "ids": "token_ids", "entropy": "entropy"}
+        lists = {
+            name: [part.tolist() for part in np.split(x, self.starts[1:-1])]
+            for key, name in names.items()
+            if (x := getattr(self, key)) is not None
+        }
+        return {**lists, **{name: list(column) for name, column in self.scalars.items()}}
+
+
+OF_TOKENS = ("q", "p", "position", "ids", "entropy", "reference", "in_prompt", "turn", "width", "sign")
+"""Attributes of `Rows` with a value for each token."""
 
 
 def percent(share: float) -> str:
@@ -254,11 +237,9 @@ def percent(share: float) -> str:
 
 def correlation(x: Floats, y: Floats) -> float:
     """Return the Pearson correlation of log-probs cut at −20; NaN for fewer than 3 values or a constant."""
-    if len(x) < 3:
-        return float("nan")
     x, y = np.maximum(x, -20), np.maximum(y, -20)
-    sx, sy = x.std(), y.std()
-    return float(np.mean((x - x.mean()) * (y - y.mean())) / (sx * sy)) if sx > 0 and sy > 0 else float("nan")
+    varies = len(x) > 2 and x.std() > 0 and y.std() > 0
+    return float(np.corrcoef(x, y)[0, 1]) if varies else float("nan")
 
 
 def against_chance(rows: Rows, first: int, last: int) -> float:
@@ -283,10 +264,71 @@ def uncertain(rows: Rows) -> Flags:
 
 def numbers(column: Sequence[object]) -> Floats:
     """Return a scalar column as floats, NaN for what is no finite number."""
-    known = [isinstance(one, int | float) and not isinstance(one, bool) for one in column]
-    found = np.array([float(x) if k else np.nan for x, k in zip(column, known, strict=True)])  # type: ignore[arg-type]
-    return np.where(np.isfinite(found), found, np.nan)
+    known = (isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in column)
+    return np.array([x if k else np.nan for x, k in zip(column, known, strict=True)], np.float64)
 
+
+def measured(rows: Rows) -> dict[str, float]:
+    """Compute K3, E[r] and the ESS of token ratios, e.g. after a repair."""
+    delta = np.clip(rows.delta, -700, 300)
+    off = np.expm1(delta)
+    mean = float(np.mean(off))
+    ess = float((1 + mean) ** 2 / (1 + 2 * mean + np.mean(off**2)))
+    return {"k3": float(np.mean(off - delta)), "mean_ratio": 1 + mean, "ess_tokens": ess}
+
+
+# ---------------------------------------------------------------- groups of sequences
+
+
+def clusters(rows: Rows) -> Ints:
+    """Return the group index of each sequence, [S]: its prompt where there is no group_id, or it alone."""
+    column = rows.column("group_id" if "group_id" in rows.scalars else "prompt_ids")
+    known = {value: i for i, value in enumerate(dict.fromkeys(column)) if value is not None}
+    return np.array([known.get(value, len(known) + i) for i, value in enumerate(column)], dtype=np.int64)
+
+
+def answered_again(rows: Rows) -> bool:
+    """Return whether prompts have at least two responses on average."""
+    return 2 * len(np.unique(clusters(rows))) <= rows.sequences
+
+
+WEIGHTS = ("step", "policy_lag", "rollout_version", "train_version")
+"""Columns that say which weights sampled and scored a sequence."""
+
+
+def alike(rows: Rows) -> Ints:
+    """Return a number for each sequence, [S], equal where the same weights sampled and scored it."""
+    keys = list(zip(*(rows.column(name) for name in WEIGHTS), strict=True))
+    order = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    return np.array([order[key] for key in keys], np.int64)
+
+
+MACHINES = re.compile("host|engine|rank|worker|node|server|replica|gpu|device|pod|instance")
+"""Words in the names of columns that say where a sequence was computed."""
+NOT_GROUPS = {"sequence_id", "group_id", "prompt_ids", "prompt_length", "rewards"} | {*WEIGHTS[1:]}
+NOT_GROUPS |= {"weight_digest_rollout", "weight_digest_train"}
+MOST_VALUES, FEWEST = 64, 4
+"""Columns that say nothing of a sequence's origin; most values of one that does, and fewest sequences of two
+of its values."""
+
+
+def partitions(rows: Rows) -> Iterator[tuple[str, dict[Any, Flags]]]:
+    """Yield columns with few values that describe a sequence's origin, and value → flags [S].
+
+    A number is a quantity, and no origin, but for steps and the numbers of machines.
+    """
+    for name, column in rows.scalars.items():
+        numeric = all(isinstance(one, int | float | None) and not isinstance(one, bool) for one in column)
+        if name in NOT_GROUPS or (numeric and name != "step" and not MACHINES.search(name.lower())):
+            continue
+        values = dict.fromkeys(column)
+        if 2 <= len(values) <= MOST_VALUES:
+            parts = {value: np.array([one == value for one in column]) for value in values}
+            if sum(at.sum() >= FEWEST for at in parts.values()) >= 2:
+                yield name, parts
+
+
+# ---------------------------------------------------------------- estimates
 
 SURE = 5.0
 """Standard errors beyond which an identity counts as violated, with many groups: two-sided p = 6e-7."""
@@ -314,6 +356,12 @@ class Estimate:
     error: float
     groups: int
 
+    @classmethod
+    def of(cls, value: float, error: float, groups: int) -> Estimate:
+        """Make the interval by Student's t."""
+        half = error * quantile(max(groups - 1, 2))
+        return cls(value, value - half, value + half, error, groups)
+
     @property
     def text(self) -> str:
         """The mean and its interval in words."""
@@ -330,29 +378,6 @@ class Estimate:
         return off / self.error if self.error > 0 else float(np.sign(off)) * float("inf") if off else 0.0
 
 
-def clusters(rows: Rows) -> Ints:
-    """Return the group index of each sequence, [S]: its prompt where there is no group_id, or it alone."""
-    column = rows.column("group_id" if "group_id" in rows.scalars else "prompt_ids")
-    known = {value: i for i, value in enumerate(dict.fromkeys(column)) if value is not None}
-    return np.array([known.get(value, len(known) + i) for i, value in enumerate(column)], dtype=np.int64)
-
-
-def answered_again(rows: Rows) -> bool:
-    """Return whether prompts have at least two responses on average."""
-    return 2 * len(np.unique(clusters(rows))) <= rows.sequences
-
-
-WEIGHTS = ("step", "policy_lag", "rollout_version", "train_version")
-"""Columns that say which weights sampled and scored a sequence."""
-
-
-def alike(rows: Rows) -> Ints:
-    """Return a number for each sequence, [S], equal where the same weights sampled and scored it."""
-    keys = list(zip(*(rows.column(name) for name in WEIGHTS), strict=True))
-    numbers = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-    return np.array([numbers[key] for key in keys], np.int64)
-
-
 def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None, by_group: bool = True) -> Estimate:
     """Estimate the mean of x [T] over tokens, with a ratio estimator's interval over groups.
 
@@ -364,54 +389,15 @@ def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None, by_group: 
     """
     kept = np.ones(rows.tokens) if among is None else among.astype(np.float64)
     which = clusters(rows) if by_group else np.arange(rows.sequences)
-    many = int(which.max()) + 1 if len(which) else 0
-    total = np.bincount(which, rows.sum(np.where(kept > 0, x, 0.0)), minlength=many)
-    count = np.bincount(which, rows.sum(kept), minlength=many)
+    total = np.bincount(which, rows.sum(np.where(kept > 0, x, 0.0)))
+    count = np.bincount(which, rows.sum(kept))
     total, count = total[count > 0], count[count > 0]
-    if not len(count):
+    groups = len(count)
+    if not groups:
         return Estimate(np.nan, np.nan, np.nan, np.nan, 0)
     value = float(total.sum() / count.sum())
-    if len(count) < 2:
+    if groups < 2:
         return Estimate(value, -np.inf, np.inf, np.inf, 1)
     residual = total - value * count
-    error = float(np.sqrt((residual**2).sum() * len(count) / (len(count) - 1)) / count.sum())
-    half = error * quantile(max(len(count) - 1, 2))
-    return Estimate(value, value - half, value + half, error, len(count))
-
-
-NOT_GROUPS = (
-    *("sequence_id", "group_id", "policy_lag", "rollout_version", "train_version"),
-    *("rewards", "prompt_length", "weight_digest_rollout", "weight_digest_train"),
-    "prompt_ids",
-)
-MOST_VALUES = 64
-MACHINES = re.compile("host|engine|rank|worker|node|server|replica|gpu|device|pod|instance")
-"""Words in the names of columns that say where a sequence was computed."""
-
-
-def partitions(rows: Rows) -> Iterator[tuple[str, dict[Any, Flags]]]:
-    """Yield columns with few values that describe a sequence's origin, and value → flags [S].
-
-    A number is a quantity (prompt_length), and no origin, but for steps and the numbers of machines.
-    """
-    for name, column in rows.scalars.items():
-        if name in NOT_GROUPS:
-            continue
-        numeric = all(isinstance(one, int | float | None) and not isinstance(one, bool) for one in column)
-        if numeric and name != "step" and not MACHINES.search(name.lower()):
-            continue
-        values = list(dict.fromkeys(column))
-        if not 2 <= len(values) <= MOST_VALUES:
-            continue
-        parts = {value: np.array([one == value for one in column]) for value in values}
-        if sum(at.sum() >= 4 for at in parts.values()) >= 2:
-            yield name, parts
-
-
-def measured(rows: Rows) -> dict[str, float]:
-    """Compute K3, E[r] and the ESS of token ratios, e.g. after a repair."""
-    off = np.expm1(np.clip(rows.delta, -700, 300))
-    k3 = float(np.mean(off - np.clip(rows.delta, -700, 300)))
-    mean = float(np.mean(off))
-    ess = float((1 + mean) ** 2 / (1 + 2 * mean + np.mean(off**2)))
-    return {"k3": k3, "mean_ratio": 1 + mean, "ess_tokens": ess}
+    error = float(np.sqrt((residual**2).sum() * groups / (groups - 1)) / count.sum())
+    return Estimate.of(value, error, groups)

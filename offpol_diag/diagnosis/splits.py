@@ -6,20 +6,17 @@ A place names a family of faults and the measurement that decides. It accuses ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from offpol_diag.core.kept_rows import PLACE
-from offpol_diag.diagnosis.rows import MACHINES, MOST_VALUES, Floats, Ints, Rows, numbers
+from offpol_diag.diagnosis.rows import MACHINES, MOST_VALUES, NOT_GROUPS, Floats, Ints, Rows, numbers
 
 Values = Floats | Ints | None
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """A way of telling tokens apart.
 
     Attributes:
@@ -39,46 +36,47 @@ class Split:
     def words(self, low: float | None, high: float | None) -> tuple[str, str]:
         """Return in words what lies from `low` to `high`, None for an open end, and the rest."""
         first, last = (self.noun.format(0.0 if end is None else end) for end in (low, high))
+        if (self.id, low, high) in WORDS:
+            return WORDS[self.id, low, high]
         if low is None:
-            return WORDS.get((self.id, "to", high)) or (f"up to {last}", "after that")
+            return f"up to {last}", "after that"
         if high is None:
-            return WORDS.get((self.id, "from", low)) or (f"from {first} on", "before that")
+            return f"from {first} on", "before that"
         return (f"at {first}" if low == high else f"from {first} to {last}"), "elsewhere"
 
 
-def _of(name: str, rows: Rows, add: float = 0) -> Values:
-    """Return a column of numbers, [S]."""
-    return numbers(rows.column(name)) + add if name in rows.scalars else None
+def column(name: str, add: float = 0) -> Callable[[Rows], Values]:
+    """Return what reads a column of numbers, [S]."""
+    return lambda rows: numbers(rows.column(name)) + add if name in rows.scalars else None
 
 
-def _visit(rows: Rows) -> Values:
+def visit(rows: Rows) -> Values:
     """Return which visit of its prompt each sequence belongs to, from 1, [S]: steps in which it occurs."""
     name = "prompt_ids" if "prompt_ids" in rows.scalars else "group_id"
     pairs = [*zip(map(str, rows.column(name)), numbers(rows.column("step")).tolist(), strict=True)]
     steps: dict[str, list[float]] = {}
     for prompt, step in sorted(set(pairs)):
         steps.setdefault(prompt, []).append(step)
-    return (
-        np.array([1 + steps[prompt].index(step) for prompt, step in pairs]) if name in rows.scalars else None
-    )
+    found = np.array([1 + steps[prompt].index(step) for prompt, step in pairs])
+    return found if name in rows.scalars else None
 
 
-def _first_use(rows: Rows) -> Values:
+def first_use(rows: Rows) -> Values:
     """Return 1 at the first use of a token id in its response, else 0, [T]."""
     if rows.ids is None:
         return None
-    ids, found = np.unique(rows.ids, return_inverse=True)[1], np.zeros(rows.tokens)
-    found[np.unique(rows.owner * (int(ids.max()) + 1) + ids, return_index=True)[1]] = 1
+    found = np.zeros(rows.tokens)
+    found[np.unique(rows.owner * (int(rows.ids.max()) + 1) + rows.ids, return_index=True)[1]] = 1
     return found
 
 
-def _absolute(rows: Rows) -> Values:
+def absolute(rows: Rows) -> Values:
     """Return the position of each token in prompt and response together, [T]."""
-    before = _of("prompt_length", rows)
-    return None if before is None else rows.position + before[rows.owner]
+    known = "prompt_length" in rows.scalars
+    return rows.position + numbers(rows.column("prompt_length"))[rows.owner] if known else None
 
 
-def _along(rows: Rows) -> tuple[Floats, Floats]:
+def along(rows: Rows) -> tuple[Floats, Floats]:
     """Return the middle of each token in its row, and the width of the row, in tokens, [T] each.
 
     A row is prompt and response where the dump has prompt_length, else the response, with masked tokens.
@@ -87,30 +85,19 @@ def _along(rows: Rows) -> tuple[Floats, Floats]:
     return rows.position + 0.5 + before, (0 if rows.width is None else rows.width) + before
 
 
-def _pieces(rows: Rows) -> Values:
+def pieces(rows: Rows) -> Values:
     """Return k − 1 for the token on either side of k eighths of the row, NaN for others, [T]."""
-    at, width = _along(rows)
+    at, width = along(rows)
     k = np.round(at * 8 / width)
     return np.where((np.abs(at - k * width / 8) <= 1) & (k > 0) & (k < 8), k - 1, np.nan)
 
 
-CONTEXT = (
-    "Tokens after a masked run depend on it: compare the token ids and the attention mask of one row, as "
-    "each side saw them, tool outputs included."
-)
+CONTEXT = "Compare the token ids and the attention mask of one row, tool outputs included, on both sides."
 CACHE = "Rows of a prompt share what a prefix cache keeps: sample one step with prefix caching off."
 PARALLEL = "Sequence parallelism and packing cut a row by its share: score the same rows once without them."
-ABSOLUTE = (
-    "Windows, RoPE scaling and rounded position ids depend on the position in prompt and response: compare "
-    "the position ids of one long row, and score it in float32."
-)
-SWITCH = (
-    "Weights that arrive while a response is sampled, an adapter, or a cache differ from a token on: record "
-    "the version of the weights at each token, and score one response in a single pass."
-)
-EDGE = (
-    "Columns are cut and padded at their ends: print ids and both log-probs of one row's ends on each side."
-)
+ABSOLUTE = "Compare the position ids of one long row, and score it in float32: windows and RoPE go by them."
+SWITCH = "Record the version of the weights at each token, and score one response in a single pass."
+EDGE = "Print ids and both log-probs at the ends of one row on each side: columns are cut and padded there."
 LENGTH = "Rows are batched and cut by their length: score one of the rows concerned in a batch of its own."
 LAG = "Stale weights differ the more, the older they are: compare a checksum of both sides' weights at lag 0."
 TIME = "Compare a checksum of the weights of both sides, at the last step before the change and the next one."
@@ -118,61 +105,56 @@ PENALTY = "Penalties tell first uses from later ones: sample one step without pe
 OUTCOME = "An outcome is known after sampling only: compare the rows before and after any are chosen."
 KIND = "Compare what each side is fed for a row of each kind: ids, masks, positions, images, settings."
 MACHINE = "Let that machine and another one compute the same row, and compare a checksum of their weights."
-EIGHTHS = (
-    "an eighth",
-    "a quarter",
-    "three eighths",
-    "half",
-    "five eighths",
-    "three quarters",
-    "seven eighths",
-)
+EIGHTHS: tuple[str, ...] = ("an eighth", "a quarter", "three eighths", "half")
+EIGHTHS += ("five eighths", "three quarters", "seven eighths")
+USES, SIGNS = ("later uses", "first uses"), ("A < 0", "A = 0", "A > 0")
 SPLITS = (
     Split("turn", lambda rows: None if rows.turn is None else rows.turn + 1, "turn {:g}", CONTEXT),
-    Split("place_in_group", partial(_of, PLACE, add=1), "row {:g} of a prompt", CACHE),
-    Split("visit", _visit, "visit {:g} of a prompt", CACHE),
-    Split("row_piece", _pieces, "at {} of the row", PARALLEL, EIGHTHS),
-    Split("absolute_position", _absolute, "position {:g} of prompt and response", ABSOLUTE),
+    Split("place_in_group", column(PLACE, add=1), "row {:g} of a prompt", CACHE),
+    Split("visit", visit, "visit {:g} of a prompt", CACHE),
+    Split("row_piece", pieces, "at {} of the row", PARALLEL, EIGHTHS),
+    Split("absolute_position", absolute, "position {:g} of prompt and response", ABSOLUTE),
     Split("position", lambda rows: rows.position, "token {:g} of a response", SWITCH),
     Split("from_end", lambda rows: -1 - rows.from_end, "token {:g} from the end of a response", EDGE),
-    Split("row_share", lambda rows: np.divide(*_along(rows)) * 100, "{:.0f}% of the row", PARALLEL),
-    Split("policy_lag", partial(_of, "policy_lag"), "lag {:g}", LAG),
-    Split("step", partial(_of, "step"), "step {:g}", TIME),
+    Split("row_share", lambda rows: np.divide(*along(rows)) * 100, "{:.0f}% of the row", PARALLEL),
+    Split("policy_lag", column("policy_lag"), "lag {:g}", LAG),
+    Split("step", column("step"), "step {:g}", TIME),
     Split("length", lambda rows: rows.lengths, "a length of {:g} tokens", LENGTH),
-    Split(
-        "first_use", _first_use, "at {} of a token id in a response", PENALTY, ("later uses", "first uses")
-    ),
-    Split("advantage", lambda rows: rows.sign, "where {}", OUTCOME, ("A < 0", "A = 0", "A > 0")),
+    Split("first_use", first_use, "at {} of a token id in a response", PENALTY, USES),
+    Split("advantage", lambda rows: rows.sign, "where {}", OUTCOME, SIGNS),
 )
 """Of splits that gain as much, the first is said first."""
-WORDS: dict[tuple[str, str, float | None], tuple[str, str]] = {
-    ("turn", "from", 2): ("after the first tool output", "before it"),
-    ("turn", "to", 1): ("before the first tool output", "after it"),
-    ("place_in_group", "from", 2): ("in all rows of a prompt but the first", "in the first"),
-    ("place_in_group", "to", 1): ("in the first row of a prompt", "in the others"),
-    ("visit", "from", 2): ("in rows of prompts that come again", "at a prompt's first visit"),
-    ("visit", "to", 1): ("at the first visit of a prompt", "where it comes again"),
-    ("from_end", "from", -1): ("at the last token of a response", "elsewhere"),
-    ("position", "to", 0): ("at the first token of a response", "elsewhere"),
-    ("policy_lag", "to", 0): ("at lag 0", "above it"),
+WORDS: dict[tuple[str, float | None, float | None], tuple[str, str]] = {
+    ("turn", 2, None): ("after the first tool output", "before it"),
+    ("turn", None, 1): ("before the first tool output", "after it"),
+    ("place_in_group", 2, None): ("in all rows of a prompt but the first", "in the first"),
+    ("place_in_group", None, 1): ("in the first row of a prompt", "in the others"),
+    ("visit", 2, None): ("in rows of prompts that come again", "at a prompt's first visit"),
+    ("visit", None, 1): ("at the first visit of a prompt", "where it comes again"),
+    ("from_end", -1, None): ("at the last token of a response", "elsewhere"),
+    ("position", None, 0): ("at the first token of a response", "elsewhere"),
+    ("policy_lag", None, 0): ("at lag 0", "above it"),
 }
-OTHER = {split.id for split in SPLITS} | {"sequence_id", "group_id", "prompt_ids", "prompt_length"}
-OTHER |= {PLACE, "weight_digest_rollout", "weight_digest_train"}
+OTHER = {split.id for split in SPLITS} | {PLACE, *NOT_GROUPS} - {
+    "rewards",
+    "rollout_version",
+    "train_version",
+}
 """Columns that are no split of their own."""
 
 
 def splits(rows: Rows) -> Iterator[Split]:
     """Yield the splits above, and one of each further column of the sequences."""
     yield from SPLITS
-    for name, column in rows.scalars.items():
-        known: set[Any] = {one for one in column if isinstance(one, int | float | str)}
+    for name, values in rows.scalars.items():
+        known = {one for one in values if isinstance(one, int | float | str)}
         machine = MACHINES.search(name.lower())
         if name in OTHER or not known:
             continue
         if not machine and not any(isinstance(one, bool | str) for one in known):
-            yield Split(name, partial(_of, name), f"{name} {{:g}}", KIND)
+            yield Split(name, column(name), f"{name} {{:g}}", KIND)
         elif len(known) <= MOST_VALUES:
             kinds = sorted(map(str, known))
-            codes = np.array([np.nan if one is None else kinds.index(str(one)) for one in column])
+            codes = np.array([np.nan if one is None else kinds.index(str(one)) for one in values])
             measure = MACHINE if machine else KIND
             yield Split(name, lambda _, codes=codes: codes, f"with {name} = {{}}", measure, tuple(kinds))  # type: ignore[misc]

@@ -265,6 +265,11 @@ class Dump:
         found = ((self.plan.columns[role], one) for role, one in self.seen.signs.items() if one.above)
         return *self.remarks, *(remark(column, one) for column, one in found)
 
+    @property
+    def above_0(self) -> dict[str, int]:
+        """Log-probs above 0 of the latest pass, by column."""
+        return {self.plan.columns[role]: one.above for role, one in self.seen.signs.items() if one.above}
+
     def shards(self, size: int) -> list[Dump]:
         """Divide the dump between row groups into dumps of about `size` uncompressed bytes.
 

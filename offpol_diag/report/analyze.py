@@ -155,8 +155,7 @@ def _facts(summary: Result) -> Iterator[Fact]:
     if open_:
         yield from expected(summary)
         yield candidates(open_)
-        lines = tuple(Line(f"{name}: {text}") for name, text in open_.decide_by.items())
-        yield Fact("Decide", open_.decide, lines=lines, shortened="last")
+        yield Fact("Decide", open_.decide, shortened="last")
         yield from deciding(summary)
     elif found := evidence(summary):
         # where K3 grows, that says more than the cause's own clause

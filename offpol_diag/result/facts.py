@@ -60,6 +60,7 @@ class DumpFacts(Model):
     prompts: str = Field("", description="column of prompt ids, which `rescore` needs; empty: none")
     provenance: dict[str, object] = {}
     skipped: Skipped = Skipped()
+    above_0: dict[str, Whole] = Field({}, description="column → log-probs above 0, if there are any")
     notes: list[str] = Field([], description="loud warnings about the data")
 
 

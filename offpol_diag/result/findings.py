@@ -93,7 +93,6 @@ class Diagnosis(Model):
         [], description="established places that tell damaged tokens from clean ones, the clearest first"
     )
     decide: str = Field("", description="the one measurement that decides between the candidates")
-    decide_by: dict[str, str] = Field({}, description="trainer → how that measurement is made there")
     ruled_out: list[str] = []
     undecidable: list[str] = []
     systematic: Number | None = Field(

@@ -9,7 +9,7 @@ import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
 from offpol_diag.diagnosis.rows import Rows, numbers, percent, uncertain
-from offpol_diag.diagnosis.seen import Seen, concentrated, from_start, late, shared_at_all
+from offpol_diag.diagnosis.seen import Seen
 
 OCTAVES = ((0, 8), (8, 16), (16, 32), (32, 64))
 EACH, WHOLE, FAR, NEAR = 1.1, 2.0, 0.06, 0.15
@@ -56,12 +56,6 @@ class WrongContext(Cause):
         "model_differs": "There the excess does not decay.",
     }
     blanks = {"share": "some or all"}
-    statement = "Responses scored after another prompt, or as another text."
-    speaks_for = (concentrated,)
-    speaks_against = (shared_at_all, late)
-
-    def fits(self, seen: Seen) -> bool:
-        return bool(concentrated(seen)) or faded(seen.rows) is not None or seen.by_prompt > BY_PROMPT
 
     def look(self, rows: Rows) -> Found | None:
         return self._along(rows) or self._at_first(rows)
@@ -75,7 +69,7 @@ class WrongContext(Cause):
         if not np.isfinite(numbers(rows.column("prompt_length"))).all():
             return None
         level = faded(rows)
-        if level is None or from_start(rows) is None:
+        if level is None or not rows.once(Seen).from_start:
             return None
         places = ", ".join(f"{a} to {b - 1}: {x:.2g}" for (a, b), x in zip(OCTAVES, level, strict=True))
         evidence = f"|Δ|/(1 − q) fades along the response, from step 0 on: tokens {places}"
@@ -129,10 +123,6 @@ class WrongContext(Cause):
         size = np.where(rows.index == 0, 3.0, 1.5 / (1 + rows.index / 4))
         off = size * rng.choice([-1.2, 0.6], rows.tokens) * -np.expm1(rows.q)
         return replace(rows, p=np.where(some, np.minimum(rows.p + off, -1e-9), rows.p))
-
-
-BY_PROMPT = 0.75
-"""Share of the variance of levels that goes with the prompt from which another prompt fits."""
 
 
 def faded(rows: Rows) -> list[float] | None:

@@ -5,18 +5,7 @@ from __future__ import annotations
 from offpol_diag.diagnosis.cause import Cause, Found
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.rows import Rows
-from offpol_diag.diagnosis.seen import (
-    Seen,
-    at_step_0,
-    close,
-    grows,
-    in_sync,
-    level_over_steps,
-    noise,
-    not_at_step_0,
-    shared_much,
-    wide,
-)
+from offpol_diag.diagnosis.seen import Seen
 
 DIFFERENT = 0.25
 """Level of a usual token that no engine reaches whose number format is not a quantised one. In bf16 it is
@@ -52,19 +41,19 @@ class ModelDiffers(Cause):
         "wrong_context": "There the first tokens are off most.",
     }
     statement = "Another model definition: RoPE, a window, sinks, a soft-cap or norms computed otherwise."
-    speaks_for = (in_sync, wide, level_over_steps, at_step_0)
-    speaks_against = (grows, noise, close, shared_much, not_at_step_0)
+    speaks_for = ("wide", "flat", "at lag 0")
+    speaks_against = ("grows", "noise", "share of others", "close")
 
     def fits(self, seen: Seen) -> bool:
-        return not seen.returns and seen.lags.get(0, 1.0) > HEALTHY_K3
+        return not seen.course.back.any() and seen.lags.get(0, 1.0) > HEALTHY_K3
 
     def look_alone(self, rows: Rows) -> Found | None:
         seen = rows.once(Seen)
         single = seen.unsystematic if seen.share is not None else bool(seen.recorded.experts)
-        if not seen.recorded.plain or seen.body.scale < DIFFERENT or single or seen.start is None:
+        if not seen.recorded.plain or seen.body.scale < DIFFERENT or single or not seen.from_start:
             return None
         evidence = (
-            f"{seen.evidence}; by step {seen.start.text}, at a recorded lag of 0; the dump says "
+            f"{seen.evidence}; by step {seen.course.text}, at a recorded lag of 0; the dump says "
             f"{seen.recorded.plain}, with which two engines differ by 0.04"
         )
         return self.of_all(evidence, rows)

@@ -10,23 +10,7 @@ from offpol_diag.diagnosis.cause import Cause, Found
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.recorded import Recorded
 from offpol_diag.diagnosis.rows import Rows, jittered, percent
-from offpol_diag.diagnosis.seen import (
-    BY_PROMPT,
-    OUTLYING,
-    ROUNDED,
-    STALE,
-    SYSTEMATIC,
-    Seen,
-    beyond_dense,
-    broad,
-    close,
-    grows,
-    noise,
-    outliers,
-    partly,
-    says_experts,
-    shared_at_all,
-)
+from offpol_diag.diagnosis.seen import OUTLYING, ROUNDED, STALE, SYSTEMATIC, Seen, holding
 
 
 class MoeOutliers(Cause):
@@ -45,12 +29,12 @@ class MoeOutliers(Cause):
         "sentinel": "Sentinels are one value.",
     }
     statement = "Experts routed otherwise in the engine than in the trainer."
-    speaks_for = (outliers, says_experts, noise)
-    speaks_against = (grows, shared_at_all)
+    speaks_for = ("outliers", "noise")
+    speaks_against = ("grows", "share of others")
 
     def fits(self, seen: Seen) -> bool:
-        shaped = bool(outliers(seen)) and seen.body.scale <= 3 * ROUNDED
-        return (shaped or bool(seen.recorded.experts)) and not seen.returns
+        shaped = bool(holding(seen, ["outliers"])) and seen.body.scale <= 3 * ROUNDED
+        return (shaped or bool(seen.recorded.experts)) and not seen.course.back.any()
 
     def look(self, rows: Rows) -> Found | None:
         seen = rows.once(Seen)
@@ -90,25 +74,30 @@ class Numerics(Cause):
         "model_differs": "Another model is off by ten times as much.",
     }
     statement = "Other kernels: the same weights, computed otherwise."
-    speaks_for = (close, noise)
-    speaks_against = (partly, broad, grows, beyond_dense)
+    speaks_for = ("close", "noise")
+    speaks_against = ("partly", "broad", "grows", "beyond rounding")
 
     def fits(self, seen: Seen) -> bool:
         if seen.body.scale <= ROUNDED and seen.k3 > HEALTHY_K3:
             return False
         little = seen.body.scale <= 2 * ROUNDED or seen.unsystematic
-        return little and not (seen.returns or shared_at_all(seen))
+        shared = seen.share is not None and seen.share.low >= SYSTEMATIC
+        return little and not (seen.course.back.any() or shared)
 
     def look(self, rows: Rows) -> Found | None:
         seen, healthy = rows.once(Seen), rows.known.healthy
         rounding = seen.body.scale <= ROUNDED
         if rounding and seen.k3 > HEALTHY_K3:
             return None
-        if seen.high is not None or seen.by_prompt > BY_PROMPT:
+        if seen.course.high.any():
             return None
         shared = seen.share is not None and seen.share.low >= SYSTEMATIC
         near = rounding and seen.body.tail < OUTLYING and not shared and (healthy or seen.same_weights)
-        single = seen.noise and seen.body.scale <= STALE and not seen.moves  # at any lag
+        single = (
+            seen.noise
+            and seen.body.scale <= STALE
+            and not (seen.moved or seen.course.growth or seen.course.back.any())
+        )
         return self.of_all(seen.evidence, rows) if near or single else None
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:

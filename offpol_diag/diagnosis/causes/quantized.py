@@ -9,23 +9,7 @@ import numpy as np
 from offpol_diag.diagnosis.cause import Cause, Found
 from offpol_diag.diagnosis.recorded import FOUR_BITS, Recorded
 from offpol_diag.diagnosis.rows import Rows
-from offpol_diag.diagnosis.seen import (
-    Seen,
-    at_step_0,
-    broad,
-    close,
-    grows,
-    in_sync,
-    level_over_steps,
-    moved,
-    noise,
-    partly,
-    says_plain,
-    says_quantised,
-    shared_much,
-    shared_some,
-    wide,
-)
+from offpol_diag.diagnosis.seen import Seen
 
 MOST_K3 = 0.1
 """K3, nats, up to which quantised weights of 8 bits may be the whole cause: the published band above it is
@@ -53,11 +37,11 @@ class QuantizedRollout(Cause):
     }
     blanks = {"recorded": "its metadata"}
     statement = "A quantised rollout: weights, activations or cache of few bits."
-    speaks_for = (says_quantised, broad, shared_some, level_over_steps, in_sync, at_step_0)
-    speaks_against = (partly, says_plain, close, grows, moved, wide, shared_much, noise)
+    speaks_for = ("quantised", "broad", "share of few bits", "flat", "at lag 0")
+    speaks_against = ("partly", "plain", "grows", "moved", "share of others", "noise", "wide", "close")
 
     def fits(self, seen: Seen) -> bool:
-        return seen.body.scale <= WIDELY and not seen.returns
+        return seen.body.scale <= WIDELY and not seen.course.back.any()
 
     def look(self, rows: Rows) -> Found | None:
         seen = rows.once(Seen)

@@ -9,23 +9,7 @@ import numpy as np
 from offpol_diag.diagnosis.cause import Cause, Found
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.rows import Rows, jittered
-from offpol_diag.diagnosis.seen import (
-    CUT,
-    RISING,
-    Seen,
-    all_behind,
-    close,
-    follows_lag,
-    grows,
-    in_sync,
-    level_over_lag,
-    listed,
-    moved,
-    noise,
-    not_at_step_0,
-    shared_much,
-    wide,
-)
+from offpol_diag.diagnosis.seen import CUT, RISING, Seen
 
 
 class Stale(Cause):
@@ -49,19 +33,18 @@ class Stale(Cause):
         "wrong_context": "Another prompt concerns single responses, most at their beginning.",
     }
     statement = "Stale weights: the engine's are older than the trainer's."
-    speaks_for = (all_behind, follows_lag, moved, grows, shared_much, wide, not_at_step_0)
-    speaks_against = (level_over_lag, noise, in_sync, close)
+    speaks_for = ("behind", "moved", "grows", "share of others", "wide")
+    speaks_against = ("flat over lag", "noise", "at lag 0", "close")
 
     def fits(self, seen: Seen) -> bool:
         return not seen.in_sync
 
     def look(self, rows: Rows) -> Found | None:
         seen = rows.once(Seen)
-        first, *later = seen.lags.values() or [0.0]
-        if not later or float(np.mean(later)) <= RISING * max(first, 1e-7):
+        if not seen.over_lag > RISING:
             return None
-        evidence = f"K3 ({CUT}) by policy lag: {listed(seen.lags)}"
-        if min(seen.lags) == 0 and first > HEALTHY_K3:
+        evidence = f"K3 ({CUT}) by policy lag: {seen.by_lag}"
+        if seen.lags.get(0, 0.0) > HEALTHY_K3:
             evidence += "; what there is at lag 0 is more than rounding, and no lag explains it"
         return self.of_all(evidence, rows)
 

@@ -9,21 +9,7 @@ import numpy as np
 from offpol_diag.diagnosis.cause import Cause, Found
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.rows import Flags, Rows, jittered, numbers, percent
-from offpol_diag.diagnosis.seen import (
-    ROUNDED,
-    SYNCED,
-    Seen,
-    close,
-    course,
-    grows,
-    in_sync,
-    noise,
-    not_at_step_0,
-    returns,
-    rises,
-    shared_much,
-    wide,
-)
+from offpol_diag.diagnosis.seen import ROUNDED, SYNCED, Course, Seen
 
 DIGESTS = ("weight_digest_rollout", "weight_digest_train")
 """Columns with a digest of the weights that sampled a row, and of those that scored it."""
@@ -66,12 +52,12 @@ class WeightsNotSynced(Cause):
         "numerics": "Kernels leave a level of at most 0.04 at every step.",
     }
     statement = "Weights that do not reach the engine, or only in part: an adapter, a head or experts."
-    speaks_for = (returns, grows, in_sync, shared_much, not_at_step_0, wide)
-    speaks_against = (noise, close)
+    speaks_for = ("back", "grows", "share of others", "wide", "at lag 0")
+    speaks_against = ("noise", "close")
 
     def fits(self, seen: Seen) -> bool:
-        unlike = seen.body.scale > ROUNDED or bool(seen.returns) or seen.growth is not None
-        return unlike or seen.lags.get(0, 1.0) > HEALTHY_K3
+        unlike = seen.body.scale > ROUNDED or seen.course.back.any() or seen.course.growth
+        return bool(unlike) or seen.lags.get(0, 1.0) > HEALTHY_K3
 
     def look(self, rows: Rows) -> Found | None:
         """Find rows at policy lag 0 whose weights are not the trainer's, by their digests.
@@ -116,9 +102,9 @@ class WeightsNotSynced(Cause):
         synced = numbers(rows.column("policy_lag")) == 0
         if synced.sum() < FEWEST_ROWS:
             return None
-        seen = course(rows.only(synced))
-        high = rises(seen)
-        if high is None:
+        seen = Course.of(rows.only(synced))
+        high = seen.high
+        if not high.any():
             return None
         first, again = int(np.argmax(high)), int(np.sum(np.diff(high.astype(int)) == -1))
         since = f"since step {seen.steps[first]:g}"
