@@ -269,7 +269,7 @@ def _collapse_in_full() -> str:
 def _gate() -> str:
     """How a bound on every step of the run that collapsed is judged."""
     asked = required(max=["step:k3=0.015"])
-    summary = _of(COLLAPSE, presets=(), by_step=asked.by_step(load()))
+    summary = _of(COLLAPSE, presets=(), by_step=asked.to_compute(load())[1])
     lines = _answered(summary.model_copy(update={"gates": list(judged(summary, asked))}))
     return _printed(*lines[2 : lines.index("", 3)], "…")
 

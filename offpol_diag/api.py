@@ -182,7 +182,7 @@ GIVE: Mapping[str, str] = {
     "columns": '{"rollout": "my_logps"}, or --columns rollout=my_logps; mask=none says that no column is it',
     "device": "auto, cpu, cuda or cuda:N",
     "engine": "local or ray",
-    "fail_on": "bug, cannot_tell or honest_mismatch",
+    "fail_on": "bug or cannot_tell",
     "group_by": NAMES.format("host"),
     "keep": "a share, such as 0.95",
     "logged": "the path of a file or folder of curves, or several",
@@ -451,7 +451,7 @@ def analyze(
         presets: corrections, by name ("token_is,seq_mis@3", "all") or as presets; None for the usual ones.
         trainer: whose configuration is printed with the recommendation.
         sequences: where to write a row per sequence (Parquet), which `Report.sequences` then reads.
-        by_step: names of numbers, ours or as logged, to be had for every training step too.
+        by_step: names of numbers to be had for every training step too.
         group_by: columns to break the numbers down by.
         preset_file: presets of your own (docs/preset-files.md).
         **how: `columns`, `on_bad_row`, `device`, `engine`, `threads`, `seed`, `progress`, `batch_tokens`
@@ -460,9 +460,9 @@ def analyze(
     Raises:
         OffpolError: the input cannot be read, or an argument cannot be used; with a hint.
     """
+    from offpol_diag.core.breakdowns import names_by_step, row_by_step
     from offpol_diag.presets.catalogue import FAMILIES
     from offpol_diag.trainers import trainer_named
-    from offpol_diag.trainers.ours import summed_by_step
 
     known = _catalogue(preset_file)
     asked = _presets(known, presets)
@@ -478,8 +478,11 @@ def analyze(
         family = [known[name] for name in FAMILIES["old" if "old_log_probs" in columns else "current"]]
         chosen += tuple(one for one in family if one.name not in taken and not one.lacking(columns))
         with argument("by_step"):
-            steps = summed_by_step(by_step, chosen)
-        examined = _examined(dump, how, chosen, group_by, sequences=rows, by_step=steps)
+            for name in by_step:
+                if row_by_step(name, chosen) is None:
+                    hint = did_you_mean(name, names_by_step(chosen)) or "docs/metrics.md lists the names"
+                    raise UsageError(f'"{name}" is no number that is summed by step', hint)
+        examined = _examined(dump, how, chosen, group_by, sequences=rows, by_step=by_step)
     found = _labelled(_within(_advised(examined, "analyze", trainer)), label)
     if rows is not None:
         return Report(found, partial(_scanned, rows.absolute()))
@@ -584,10 +587,9 @@ def gate(
     min: Bounds = (),
     gates: File | None = None,
     baseline: File | None = None,
-    tolerance: Names = (),
-    only: Names = (),
+    tolerance: str | float | None = None,
     presets: Names = (),
-    fail_on: Names = (),
+    fail_on: Literal["bug", "cannot_tell"] | None = None,
     group_by: Names = (),
     preset_file: File | None = None,
     **how: Unpack[Computes],
@@ -602,39 +604,24 @@ def gate(
         min: name → the smallest value that passes.
         gates: a file of bounds (docs/ci.md).
         baseline: an earlier result (JSON): nothing may be worse by more than the tolerance.
-        tolerance: how much worse is allowed: "10%", "0.001", "10% + 0.001", or "k3=5%" of one number.
-        only: the numbers to compare with the baseline, and no others.
-        presets: presets whose numbers are compared as well.
-        fail_on: diagnoses that fail, as every worse one does: "bug", "cannot_tell", "honest_mismatch".
+        tolerance: the share of the baseline's value by which it may be; 0.1 by default.
+        presets: presets whose numbers are compared with the baseline as well.
+        fail_on: the mildest diagnosis that fails: "cannot_tell" or "bug".
         group_by: see `analyze`.
         preset_file: see `analyze`.
         **how: see `analyze`.
     """
-    from offpol_diag.gate import judged, not_compared, required
+    from offpol_diag.gate import judged, required
 
-    asked: dict[str, Any] = {
-        "max": max,
-        "min": min,
-        "fail_on": fail_on,
-        "tolerance": tolerance,
-        "only": only,
-        "presets": presets,
-    }
-    must = required(
-        gates=None if gates is None else Path(gates),
-        baseline=None if baseline is None else Path(baseline),
-        **asked,
-    )
-    base, label = load(Path(must.baseline)) if must.baseline else None, ""
+    asked: dict[str, Any] = {"max": max, "min": min, "fail_on": fail_on, "baseline": baseline}
+    must = required(None if gates is None else Path(gates), tolerance=tolerance, presets=presets, **asked)
+    base, label = load(must.baseline) if must.baseline else None, ""
     found = what.summary if isinstance(what, Report) else _result(what)
     if found is None:
-        known = _catalogue(preset_file)
-        chosen, steps = must.to_compute(known), must.by_step(known)
+        chosen, steps = must.to_compute(_catalogue(preset_file))
         with _opened(what, how, group_by) as (dump, label):
             found = _advised(_examined(dump, how, chosen, group_by, by_step=steps), "gate")
-    remark = not_compared(base, must) if base else ""
-    update = {"gates": list(judged(found, must, base)), "not_compared": remark}
-    return Report(_labelled(found.model_copy(update=update), label))
+    return Report(_labelled(found.model_copy(update={"gates": judged(found, must, base)}), label))
 
 
 @checked

@@ -679,13 +679,12 @@ def _explain(cause: str, beside: Mapping[str, object], out: Writes) -> None:
 @command
 def gate(
     context: typer.Context,
-    fail_on: list[str] | None = None,
+    fail_on: str | None = None,
     max: list[str] | None = None,
     min: list[str] | None = None,
     gates: Path | None = None,
     baseline: Path | None = None,
-    tolerance: list[str] | None = None,
-    only: str = "",
+    tolerance: str | None = None,
     presets: str = "",
     junit: Path | None = None,
     *,
@@ -708,8 +707,8 @@ def gate(
 
     Against a baseline none may be worse, in the order healthy, honest_mismatch, cannot_tell, bug.
 
-    NAME is a metric (k3, drift2.k3), a preset's (seq_mis.ess_tokens), what a trainer logs that equals one
-    (rollout_corr/kl), or any of them at every training step (step:NAME).
+    NAME is a metric (k3, drift2.k3), a preset's (seq_mis.ess_tokens), or either at every training step
+    (step:NAME).
 
     Under GitHub Actions the job summary gets the Markdown.
 
@@ -718,17 +717,14 @@ def gate(
             on stdin.
 
     What must hold:
-        --fail-on DIAGNOSIS  A diagnosis that fails, as every worse one does: bug, cannot_tell or
-            honest_mismatch. Repeatable.
+        --fail-on DIAGNOSIS  The mildest diagnosis that fails: cannot_tell or bug.
         --max NAME=NUMBER  The largest value that passes: --max k3=0.002. Repeatable.
         --min NAME=NUMBER  The smallest value that passes: --min seq_mis.ess_tokens=0.5. Repeatable.
         --gates FILE.toml  Bounds from a file (docs/ci.md).
 
     Against an earlier result:
         --baseline RESULT.json  Nothing may be worse than in this result by more than the tolerance.
-        --tolerance [NAME=]10%|0.001  How much worse is allowed: a share of the baseline's value, an amount,
-            or both (10%+0.001); of one number or of all. Default 10%. Repeatable.
-        --only NAME,NAME  Compare these numbers and no others.
+        --tolerance SHARE  How much worse is allowed, as a share of the baseline's value; 0.1 by default.
         --presets NAME,NAME  Presets whose numbers are compared as well.
 
     What is written:
@@ -741,7 +737,7 @@ def gate(
         from offpol_diag.gate import outcome
 
         asked: dict[str, Any] = {"max": max or (), "min": min or (), "gates": gates, "baseline": baseline}
-        asked |= {"tolerance": tolerance or (), "only": only, "presets": presets, "fail_on": fail_on or ()}
+        asked |= {"tolerance": tolerance, "presets": presets, "fail_on": fail_on}
         what: Any = offpol_diag.Report(piped()) if how.dump == [str(STDOUT)] else how.dump
         with progress(out.quiet) as bar:
             found = offpol_diag.gate(what, **asked, progress=bar, **how.asked()).summary

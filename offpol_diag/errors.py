@@ -4,7 +4,6 @@
     ├── UsageError         invalid arguments (an unknown preset, a bound that is no number)
     ├── DumpError          a dump that cannot be read, or whose values cannot be log-probs
     ├── PresetError        a preset file with a mistake
-    ├── GateFileError      a gate file that cannot be read, or with mistakes
     ├── ConfigError        a preset that a trainer's configuration cannot express
     ├── ResultError        a result file of another program or format
     ├── MemoryShortage     a sequence that exceeds the device's memory
@@ -65,10 +64,6 @@ class DumpError(OffpolError):
 
 class PresetError(OffpolError):
     """A preset file has a mistake."""
-
-
-class GateFileError(OffpolError):
-    """A gate file cannot be read, or has mistakes."""
 
 
 class ConfigError(OffpolError):

@@ -82,7 +82,7 @@ class Bound:
         """
         one, rule = self.preset, replace(self.rule, **ends)  # type: ignore[arg-type]
         weight = rule if isinstance(rule, Weight) else one.weight
-        reject = tuple(rule if old is self.rule else old for old in one.reject)
+        reject: Any = tuple(rule if old is self.rule else old for old in one.reject)
         return replace(
             one,
             name=f"{one.name}@{','.join(map(repr, ends.values()))}",
@@ -199,7 +199,7 @@ def asked(preset: Preset, which: str | None, at: str | None, keep: float | None)
         what = "no bound" if which is None else f'no bound "{which}"'
         hint = f"--which may be {', '.join(every)}" if every else "name a preset with a threshold"
         raise UsageError(
-            f"{preset.name} has {what} that can be swept", did_you_mean(which or "", every) or hint
+            f"{preset.name} has {what} that can be swept", did_you_mean(which or "", list(every)) or hint
         )
     bound = every[which or next(iter(every))]
     values = None
@@ -243,7 +243,7 @@ def sweep(dump: Dump, given: Asked, **how: Any) -> Result:
     if given.keep is not None:
         with running(how.get("engine", "local"), ON_CPU, how.get("threads"), how.get("progress")) as runs:
             seen: Values | None = runs.reduce(dump, Look(bound))
-        solved, *kept = solve(seen, given)
+        solved, kept = solve(seen, given)
         every.append(solved)
     moved = [bound.moved(ends) for ends in every]
     whole = diagnosed(examine(dump, presets=(preset, *moved), lag_0=True, **how))
@@ -310,7 +310,7 @@ class Look:
         return Values((x[tokens.sequences.filled] if rule.over in OF_SEQUENCES else x,))
 
 
-def solve(seen: Values | None, given: Asked) -> tuple[dict[str, float], int, int]:
+def solve(seen: Values | None, given: Asked) -> tuple[dict[str, float], tuple[int, int]]:
     """Return the bounds that keep the share, as many lost below as above; how many they keep, and of all.
 
     Each is the shortest number between the last value kept and the first lost; equal values are not parted.
@@ -332,7 +332,7 @@ def solve(seen: Values | None, given: Asked) -> tuple[dict[str, float], int, int
         last = int(np.searchsorted(x, value, "right"))
         beyond = float(x[last]) if last < many else value + max(abs(value) * SPARE, 1e-9)
         bounds["upper"] = shortest(value, beyond, logs, nearest=value)
-    return bounds, last - first, many
+    return bounds, (last - first, many)
 
 
 def shortest(low: float, high: float, logs: bool, nearest: float) -> float:

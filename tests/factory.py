@@ -332,11 +332,20 @@ def diagnosis() -> Diagnosis:
 
 
 def gates() -> list[GateVerdict]:
-    names = ("name", "bound", "limit", "value", "interval", "passed", "reason")
+    names = ("name", "bound", "must", "limit", "value", "interval", "passed", "reason")
     rows: list[tuple[Any, ...]] = [
-        ("k3", "max", 0.002, 2.03e-3, (1.88e-3, 2.18e-3), True, "the interval reaches below the limit"),
-        ("ess_sequences", "min", 0.5, 0.031, (0.019, 0.043), False, ""),
-        ("drift2.k3", "max", 0.01, None, None, None, NO_CURRENT),
+        (
+            "k3",
+            "max",
+            "≤ 0.002",
+            0.002,
+            2.03e-3,
+            (1.88e-3, 2.18e-3),
+            True,
+            "the interval reaches below the limit",
+        ),
+        ("ess_sequences", "min", "≥ 0.5", 0.5, 0.031, (0.019, 0.043), False, ""),
+        ("drift2.k3", "max", "≤ 0.01", 0.01, None, None, None, NO_CURRENT),
     ]
     return [GateVerdict(**dict(zip(names, row, strict=True))) for row in rows]
 

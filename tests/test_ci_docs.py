@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from offpol_diag.cli import SAMPLE as DUMP
 from offpol_diag.cli import app
-from offpol_diag.gate import USUAL
+from offpol_diag.gate import Gates
 from offpol_diag.metrics import WATCHED_GAP
 from offpol_diag.result import load
 
@@ -86,12 +86,8 @@ def test_the_artifacts_of_the_workflows_are_there(folder):
 def test_the_result_holds_what_the_gate_file_asks(folder):
     gates = load(folder / "gates.json").gates
 
-    assert {one.source for one in gates} == {
-        "gates.toml: fail_on",
-        "gates.toml: max",
-        "gates.toml: min",
-        "base.json",
-    }
+    assert {one.name for one in gates} >= {"diagnosis", "k3", "step:k3", "token_is.ess_tokens", "token_is.k3"}
+    assert any("no worse than" in one.must for one in gates)
 
 
 def test_the_job_summary_has_a_report_of_every_gate(folder):
@@ -101,9 +97,7 @@ def test_the_job_summary_has_a_report_of_every_gate(folder):
 
 
 def test_the_page_shows_every_key_of_a_gate_file():
-    text = fenced("toml")[0]
-
-    assert set(tomllib.loads(text)) | ({"only"} if "# only = " in text else set()) == set(USUAL)
+    assert set(tomllib.loads(fenced("toml")[0])) == set(Gates.model_fields)
 
 
 GH = """#!/bin/sh

@@ -80,7 +80,7 @@ def test_where_an_adapter_switches_weights_are_the_first_that_fit(found):
 def test_a_bug_is_never_called_honest_and_no_gate_passes_it(found, name):
     honest = LABELS[name]["is"] == "honest"
     assert (found[name].diagnosis.verdict in ("healthy", "honest_mismatch")) is honest
-    (verdict,) = judged(found[name], required(fail_on=["bug"]))
+    (verdict,) = judged(found[name], required(fail_on="bug"))
     assert (verdict.passed is True) is honest
     said = " ".join(fact.sentence for fact in answered(found[name]).facts)
     assert ("No sign of one" in said) is honest

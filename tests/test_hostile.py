@@ -283,7 +283,6 @@ UNBOUNDED = {
     "a rule": ("presets", f"token_is@reject[{DIGITS}].upper=1"),
     "a nested threshold": ("presets", f"token_is@weight.upper={'[' * 5000}"),
     "a bound": ("gate", "now.json", "--max", f"k3={DIGITS}"),
-    "a percentile": ("gate", "now.json", "--max", f"p{DIGITS}:k3=1"),
     "a tolerance": ("gate", "now.json", "--baseline", "now.json", "--tolerance", f"{DIGITS}%"),
     "a swept threshold": ("sweep", "-q", "--preset", "token_is", "--at", DIGITS),
     "the name of a dump": ("analyze", "-q", "n" * 300 + ".parquet", "--no-html"),

@@ -61,10 +61,10 @@ def answer(summary: Result, found: Sweep) -> Answer:
         next_ = (("preset", f"offpol-diag presets {shlex.quote(window.preset)}"), *next_)
     if summary.diagnosis is not None:
         facts.append(Fact("Bug?", summary.diagnosis.headline))
-    goes = [
+    first_last = [
         f"{value_or_dash(one.numbers.get(name))} at {one.threshold:.7g}" for one in (points[0], points[-1])
     ]
-    goes = " to ".join(goes)
+    goes = " to ".join(first_last)
     rows = [
         (f"{one.threshold:.9g}{' ←' if one.own else ''}", *(one.numbers.get(key) for key in columns))
         for one in points

@@ -137,25 +137,16 @@ class GateVerdict(Model):
     """The verdict on one bound."""
 
     name: str = Field(description="k3, seq_mis.ess_tokens, step:k3; or diagnosis")
-    said: str = Field("", description="the trainer's name for it that was given; empty: ours")
     bound: Literal["max", "min", "within", "diagnosis"] = Field(
-        description="the value, or its distance from `centre` (within), against `limit`; or `diagnosis`"
+        description="the value, or how far it is from where it should be (within), against `limit`"
     )
+    must: str = Field(description="the bound in words: ≤ 0.002")
     limit: float = Field(description="0 for a diagnosis")
     unit: str = Field("", description="of value and limit, as in `metrics`; empty: a pure number")
-    centre: float | None = None
-    value: float | None
+    value: float | None = None
     interval: tuple[float, float] | None = None
     log10: float | None = Field(None, description="log10 of the value, where the value itself overflows")
     passed: bool | None = Field(description="null: undecided")
     open: bool = Field(False, description="the interval crosses the bound: no evidence of a failure")
     reason: str = ""
-    judged_on: Literal["interval", "value", ""] = Field("", description="empty: undecided")
     where: str = Field("", description="the place that decided, e.g. step 40")
-    source: str = Field("", description="where the bound was set: an option, or a file and its table")
-    baseline: float | None = Field(None, description="the value in the baseline")
-    baseline_interval: tuple[float, float] | None = None
-    tolerance: str = Field("", description="by how much the baseline's value may be exceeded")
-    diagnosis: DiagnosisVerdict | None = Field(None, description="the one found, where it is the bound")
-    diagnosis_fails: DiagnosisVerdict | None = Field(None, description="the mildest one that fails")
-    diagnosis_baseline: DiagnosisVerdict | None = Field(None, description="the one in the baseline")

@@ -88,7 +88,6 @@ class Result(Model):
     )
     charts: Charts = Charts()
     gates: list[GateVerdict] = []
-    not_compared: str = Field("", description="what `gate` could not compare with the baseline, and why")
     sweep: Sweep | None = Field(None, description="one preset over many thresholds (`sweep`)")
     comparison: Comparison | None = Field(None, description="presets side by side (`compare DUMP`)")
     against: list[Against] = Field([], description="further runs against this one (`compare A B C`)")
