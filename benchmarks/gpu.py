@@ -26,10 +26,9 @@ import numpy as np
 import torch
 
 from offpol_diag.core import preset_numbers
-from offpol_diag.core.devices import memory_of, to_host
 from offpol_diag.core.gap import Tokens
 from offpol_diag.core.observe import Ahead, examine, read_ahead
-from offpol_diag.core.segments import Array
+from offpol_diag.core.segments import Array, memory_of, to_host
 from offpol_diag.core.study import Study
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import open_dump

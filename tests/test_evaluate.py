@@ -18,11 +18,10 @@ import pytest
 import torch
 
 from offpol_diag.core import gap, preset_numbers
-from offpol_diag.core.devices import to_host
 from offpol_diag.core.evaluate import Evaluator
 from offpol_diag.core.gap import DRIFTS, Tokens
 from offpol_diag.core.observe import Ahead
-from offpol_diag.core.segments import Segments
+from offpol_diag.core.segments import Segments, to_host
 from offpol_diag.core.steps import steps
 from offpol_diag.core.study import Study
 from offpol_diag.presets import Over, Preset, Reject, Statistic, Veto, Weight

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from offpol_diag.core import gap, preset_numbers, readout
-from offpol_diag.core.devices import to_host
 from offpol_diag.core.observe import Ahead, Observe
+from offpol_diag.core.segments import to_host
 from offpol_diag.core.study import Readout, Study
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import open_dump

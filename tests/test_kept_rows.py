@@ -12,7 +12,7 @@ import pytest
 
 from offpol_diag.core import kept_rows
 from offpol_diag.core.gap import DRIFTS, Tokens
-from offpol_diag.core.kept_rows import EACH, PLACE, Records, Sample, hashes
+from offpol_diag.core.kept_rows import EACH, PLACE, Records, Sample
 from offpol_diag.core.state import groups_of
 from offpol_diag.dump.batch import Batch, joined
 from offpol_diag.dump.read import open_dump
@@ -44,8 +44,7 @@ def batches(steps, groups=6, seed=0):
 
 def drawn(batch: Batch) -> Sample:
     groups = groups_of(batch.key, [*map(str, batch.scalars["step"])] if "step" in batch.scalars else None)
-    order = hashes(batch, batch.rollout, batch.old)
-    return Sample.of(Tokens.of(batch).terms(DRIFTS[0]), groups, order)
+    return Sample.of(Tokens.of(batch).terms(DRIFTS[0]), groups)
 
 
 def same(one: Sample, two: Sample, placed: bool = True) -> bool:
@@ -53,7 +52,7 @@ def same(one: Sample, two: Sample, placed: bool = True) -> bool:
     arrays = [one.rows, *one.values.values()], [two.rows, *two.values.values()]
     mine, theirs = (dict(some.scalars) for some in (one, two))
     equal = (mine.pop(PLACE) == theirs.pop(PLACE) or not placed) and mine == theirs
-    return equal and all(map(np.array_equal, *arrays)) and one.full == two.full
+    return equal and all(map(np.array_equal, *arrays))
 
 
 @pytest.mark.parametrize("steps", [range(3), range(12), range(0, 60, 2)])
@@ -70,7 +69,7 @@ def test_the_sample_does_not_depend_on_cuts_and_order(steps, monkeypatch):
         pairs = [reduce(Sample.merge, each[i : i + 5]) for i in range(0, len(each), 5)]
         assert same(reduce(Sample.merge, each).read(), whole, placed=some is parts)
         assert same(reduce(Sample.merge, pairs[::-1]).read(), whole, placed=False)
-    assert whole.full == (len(steps) > 3)
+    assert (len(whole.lengths) < sum(part.sequences for part in parts)) == (len(steps) > 3)
 
 
 def test_a_sample_has_some_of_every_step_whole_groups_and_no_less_than_fits(monkeypatch):
@@ -122,7 +121,7 @@ def test_a_small_dump_is_read_whole_with_every_column(tmp_path: Path) -> None:
 
     at = np.argsort(found.scalars["rewards"])
     values = {name: np.split(x, np.cumsum(found.lengths)[:-1]) for name, x in found.values.items()}
-    assert (found.full, found.lengths.tolist(), found.rows[4].tolist()) == (False, [4, 4], [6, 6])
+    assert (found.lengths.tolist(), found.rows[4].tolist()) == ([4, 4], [6, 6])
     for i, row in enumerate(at):
         there = np.flatnonzero(mask[i])
         assert values["position"][row].tolist() == there.tolist()

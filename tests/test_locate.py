@@ -15,7 +15,7 @@ from drawn import html, markdown, terminal
 from faults import dump
 
 from offpol_diag.core.gap import DRIFTS, Tokens
-from offpol_diag.core.kept_rows import Sample, hashes
+from offpol_diag.core.kept_rows import Sample
 from offpol_diag.core.state import groups_of
 from offpol_diag.diagnosis import splits
 from offpol_diag.diagnosis.locate import GAIN, LEVEL, MOST, locate
@@ -95,7 +95,7 @@ def read(path, given):
     pq.write_table(pa.table(given), path)
     batch = joined([*open_dump([str(path)]).batches()])
     groups = groups_of(batch.key, batch.steps)
-    sample = Sample.of(Tokens.of(batch).terms(DRIFTS[0]), groups, hashes(batch, batch.rollout, batch.old))
+    sample = Sample.of(Tokens.of(batch).terms(DRIFTS[0]), groups)
     return Rows.sampled(sample.read())
 
 

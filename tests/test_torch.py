@@ -181,37 +181,16 @@ def test_a_compiled_function_gets_the_weights_mask_and_metrics_of_an_eager_one()
 X = torch.zeros(2, 3)
 
 
-def complex_(x):
-    return x.to(torch.complex64)
-
-
 @pytest.mark.parametrize("name", ["rollout", "train", "mask", "advantages"])
 @pytest.mark.parametrize(
-    ("made", "said"),
-    [
-        (lambda x: x.tolist(), "is a list, no tensor"),
-        (lambda x: x.numpy(), "is a ndarray, no tensor"),
-        (lambda x: "x", "is a str, no tensor"),
-        (complex_, "holds complex64, no real numbers"),
-        (lambda x: x.bool(), "holds bool, no real numbers"),
-        (lambda x: x.to("meta"), "is on the device meta"),
-        (lambda x: x.to_sparse(), "sparse, nested or quantized"),
-    ],
-    ids=["list", "numpy", "text", "complex", "bool", "meta", "sparse"],
+    "made",
+    [lambda x: x.tolist(), lambda x: x.numpy(), lambda x: x.to(torch.complex64), lambda x: x.to_sparse()],
+    ids=["list", "numpy", "complex", "sparse"],
 )
-def test_what_is_no_tensor_of_real_numbers_is_refused_in_one_line(name, made, said):
-    if name == "mask" and said.startswith("holds bool"):
-        return  # a mask may be
-    with pytest.raises(UsageError, match=f"^{name} .*{said}") as refused:
+def test_what_is_no_tensor_of_real_numbers_is_refused_in_one_line(name, made):
+    with pytest.raises(UsageError, match=f"^{name} is no dense tensor of real numbers$") as refused:
         correct("token_is", **({"rollout": X, "train": X} | {name: made(X)}))
-    assert "\n" not in refused.value.message
     assert refused.value.hint
-
-
-@pytest.mark.parametrize("name", ["rollout", "train"])
-def test_log_probs_that_are_none_are_refused(name):
-    with pytest.raises(UsageError, match=f"{name} is a NoneType, no tensor"):
-        correct("token_is", **({"rollout": X, "train": X} | {name: None}))
 
 
 @pytest.mark.parametrize(
@@ -219,15 +198,13 @@ def test_log_probs_that_are_none_are_refused(name):
     [
         ("tokn_is", {}, "unknown preset"),
         ("all", {}, "presets"),
-        ("token_is", {"train": X[:, :2]}, "one shape"),
-        ("token_is", {"mask": X[0]}, "one shape"),
-        ("token_is", {"advantages": X[0]}, "advantages have shape"),
-        ("token_is", {"train": X / 0}, "train holds log-probs under the mask that are NaN"),
-        ("token_is", {"mask": X + 0.5}, r"mask holds 0\.5: it must be 0 or 1"),
-        ("token_is", {"mask": X - 1}, r"mask holds -1\.0: it must be 0 or 1"),
-        ("token_is", {"mask": X / 0}, "mask holds nan: it must be 0 or 1"),
-        ("token_is", {"mask": X.long() + 2}, "mask holds 2: it must be 0 or 1"),
-        ("gspo", {"rollout": X + 1e9}, "rollout holds log-probs .* positive"),
+        ("token_is", {"train": X[:, :2]}, "train has the shape"),
+        ("token_is", {"mask": X[0]}, "mask has the shape"),
+        ("token_is", {"advantages": X[0]}, "advantages has the shape"),
+        ("token_is", {"train": None}, "train is no dense tensor"),
+        ("token_is", {"train": X / 0}, "log-probs under the mask are NaN"),
+        *(("token_is", {"mask": x}, "must be 0 or 1") for x in (X + 0.5, X - 1, X / 0, X.long() + 2)),
+        ("gspo", {"rollout": X + 1e9}, "log-probs under the mask are .* positive"),
     ],
 )
 def test_bad_input_is_refused(preset, args, said):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from offpol_diag.cli import app
 from offpol_diag.core.gap import DRIFTS, Tokens
-from offpol_diag.core.kept_rows import Sample, hashes
+from offpol_diag.core.kept_rows import Sample
 from offpol_diag.core.state import groups_of
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.convert import open_dump
@@ -69,10 +69,8 @@ def test_keys_of_sequences_do_not_depend_on_them(tmp_path: Path) -> None:
 
 def sample(batch: Batch) -> Sample:
     """Return the sample of a dump that is this batch."""
-    q, p = batch.rollout, batch.old
-    assert p is not None
     terms = Tokens.of(batch).terms(DRIFTS[0])
-    return Sample.of(terms, groups_of(batch.key, None), hashes(batch, q, p)).read()
+    return Sample.of(terms, groups_of(batch.key, None)).read()
 
 
 def test_the_sample_of_the_diagnosis_has_them_and_the_rewards(tmp_path: Path) -> None:

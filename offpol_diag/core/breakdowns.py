@@ -19,7 +19,7 @@ from offpol_diag.core.intervals import Formula
 from offpol_diag.core.places import LAG, LENGTH, OF_TOKENS, PREFIX, STEP, By, of_octave, of_sequences
 from offpol_diag.core.preset_numbers import DROPPED
 from offpol_diag.core.segments import Segments
-from offpol_diag.core.state import OTHERS, Array, State, Table, largest_of
+from offpol_diag.core.state import OTHERS, Array, Table
 from offpol_diag.core.study import Readout
 from offpol_diag.core.tails import ESS_TOKENS
 from offpol_diag.number import Number, Numbers
@@ -140,8 +140,6 @@ def row_by_step(name: str, presets: Sequence[Preset]) -> tuple[Formula, str] | N
 PREFIXES = "prefixes"
 GRID = tuple(sorted({round(2 ** (half / 2)) for half in range(35)}))
 """Lengths T of prefixes in tokens, two to an octave, up to 131,072."""
-TOP = 2048
-"""Largest log-weights kept of each for k̂: all that a fit uses up to 466,000 weights."""
 FEWEST = 50
 """Fewest responses for an ESS at a length: each of a few makes up a large share by itself."""
 KEPT = 0.1
@@ -155,10 +153,10 @@ ESS = Formula(
 )
 
 
-def prefixes(terms: Terms, buckets: Array) -> State:
+def prefixes(terms: Terms, buckets: Array) -> Table:
     """Sum w and w² over the responses of at least T tokens, w the product of the ratios of the first T.
 
-    As log Σw, log Σw² and the log of their number, at places T; with the largest log w, [G, TOP].
+    As log Σw, log Σw² and the log of their number, at places T.
     """
     batch, grid = terms.batch, np.array(GRID)
     grid = grid[: np.searchsorted(grid, batch.lengths.max(initial=0), side="right")]
@@ -168,14 +166,10 @@ def prefixes(terms: Terms, buckets: Array) -> State:
         terms.delta
     )  # the last: what lies beyond
     logs = between.reshape(-1, len(grid) + 1)[:, :-1].cumsum(axis=1)
-    reached = grid <= batch.lengths[:, None]
-    sequence, at = np.nonzero(reached)
+    sequence, at = np.nonzero(grid <= batch.lengths[:, None])
     x = logs[sequence, at]
     columns = {"w": x, "ww": 2 * x, "many": np.zeros_like(x)}
-    table = Table.of(columns, buckets[sequence], grid[at], kind="logs")
-    largest = np.full((len(GRID), TOP), -np.inf)
-    largest[: len(grid)] = largest_of(np.where(reached, logs, -np.inf).T, TOP)
-    return State(tables={PREFIXES: table}, largest={PREFIXES: largest})
+    return Table.of(columns, buckets[sequence], grid[at], kind="logs")
 
 
 def curve(out: Readout) -> list[AtLength]:

@@ -231,24 +231,16 @@ POINTS = 60
 """Most points of a tail."""
 
 
-def _khat(fitted: tails.Fit | None) -> Number | None:
-    """Return k̂ with its interval, weights taken as independent."""
-    if fitted is None:
-        return None
-    half = 1.96 * abs(1 + fitted.k) / math.sqrt(len(fitted.logs))
-    return Number(value=fitted.k, interval=(fitted.k - half, fitted.k + half))
-
-
 def _tails(out: Readout) -> dict[str, shown.ParetoTail]:
     """Read the largest weights of tokens and sequences, and the tails fitted to them."""
     found, prefix = {}, out.study.main.prefix
     for over in ("tokens", "sequences"):
         top, n = out.state.largest[f"{prefix}tail.{over}"], int(out.reader.sum(over))
         fitted = tails.fit(top, n)
-        khat = _khat(fitted)
-        if fitted is None or khat is None:
+        if fitted is None:
             continue
         k, size = fitted.k, len(fitted.logs)
+        half = 1.96 * abs(1 + k) / math.sqrt(size)  # weights taken as independent
         last, largest = min(size, int((top > -np.inf).sum())), float(top[0])
         ranks = sorted({round(last ** (i / (POINTS - 1))) for i in range(POINTS)})
         log = np.log((np.array(ranks) - 0.5) / size)  # of the share beyond
@@ -256,7 +248,7 @@ def _tails(out: Readout) -> dict[str, shown.ParetoTail]:
         logs = largest + np.log(math.exp(fitted.above - largest) + fitted.scale * beyond)
         found[prefix + over] = shown.ParetoTail(
             weights=n,
-            khat=khat,
+            khat=Number(value=k, interval=(k - half, k + half)),
             limit=tails.limit(n),
             rank=ranks,
             log_weight=[float(top[rank - 1]) for rank in ranks],
@@ -266,14 +258,9 @@ def _tails(out: Readout) -> dict[str, shown.ParetoTail]:
 
 
 def lengths(out: Readout) -> Lengths:
-    """Read out sequence weights by length, with k̂ of each, and the median length."""
-    curve = breakdowns.curve(out)
-    tops = zip(curve, out.state.largest[breakdowns.PREFIXES], strict=False)
-    return Lengths(
-        longest=breakdowns.longest(curve),
-        curve=[at._replace(khat=_khat(tails.fit(top, at.sequences))) for at, top in tops],
-        median=histograms.median_length(out.state.counts["lengths"]),
-    )
+    """Read out sequence weights by length, and the median length."""
+    curve, median = breakdowns.curve(out), histograms.median_length(out.state.counts["lengths"])
+    return Lengths(longest=breakdowns.longest(curve), curve=curve, median=median)
 
 
 # ---------------------------------------------------------------- the cause

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -13,8 +11,7 @@ from torch.nn.functional import pad
 from offpol_diag.core.evaluate import Evaluator
 from offpol_diag.core.formulas import batch_cut
 from offpol_diag.core.segments import Segments
-from offpol_diag.core.steps import Rule, steps
-from offpol_diag.dump.batch import Batch
+from offpol_diag.core.steps import steps
 from offpol_diag.presets import SMALLEST_NORM, Policy, Preset
 
 
@@ -26,13 +23,8 @@ def packed(log_probs: Mapping[Policy, Tensor], counted: Tensor, advantages: Tens
     begins = (counted & ~pad(counted[:, :-1], (1, 0)))[counted].nonzero().flatten()
     tokens, turns = int(offsets[-1]), torch.cat((begins, offsets[-1:]))
     logs = {policy: x[counted].double() for policy, x in log_probs.items()}
-    return Evaluator(logs, Segments(offsets, tokens), Segments(turns, tokens), advantages, _cut)
-
-
-def _cut(rule: Rule, statistic: Tensor) -> Tensor:
-    assert rule.reject.upper is not None
-    cut: Tensor = batch_cut(statistic, rule.reject.upper)
-    return cut
+    segments = Segments(offsets, tokens), Segments(turns, tokens)
+    return Evaluator(logs, *segments, advantages, lambda rule, x: batch_cut(x, rule.reject.upper or 0.0))
 
 
 def weights_and_mask(
@@ -60,18 +52,3 @@ def weights_and_mask(
     weights, mask = torch.zeros_like(counted, dtype=dtype), counted.clone()
     weights[counted], mask[counted] = torch.where(over, room, w).to(dtype), kept
     return weights, mask
-
-
-def batch_of(tokens: Evaluator, counted: Tensor) -> Batch:
-    """Copy packed tokens to the host, as a batch of a dump."""
-    columns: dict[str, Any] = {policy: x.cpu().numpy() for policy, x in tokens.log_probs.items()}
-    lengths = tokens.sequences.lengths.cpu().numpy()
-    return Batch(
-        cu_seqlens=tokens.sequences.offsets.cpu().numpy(),
-        cu_runs=tokens.turns.offsets.cpu().numpy(),
-        position=counted.nonzero()[:, 1].cpu().numpy(),
-        key=np.arange(len(lengths)),
-        masked=counted.shape[1] - lengths,
-        advantages=None if tokens.advantages is None else tokens.advantages.cpu().numpy(),
-        **columns,
-    )

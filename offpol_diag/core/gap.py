@@ -14,7 +14,6 @@ from functools import cached_property
 import numpy as np
 
 from offpol_diag.core import formulas as f
-from offpol_diag.core.devices import CPU, sent
 from offpol_diag.core.evaluate import once
 from offpol_diag.core.intervals import (
     ABOVE_MINUS_ONE,
@@ -28,7 +27,7 @@ from offpol_diag.core.intervals import (
     mean,
     spread,
 )
-from offpol_diag.core.segments import Array, Segments, extremes
+from offpol_diag.core.segments import CPU, Array, Segments, extremes, sent
 from offpol_diag.core.steps import Rule
 from offpol_diag.core.sums import LARGEST_SUM, Sums
 from offpol_diag.dump.batch import Batch

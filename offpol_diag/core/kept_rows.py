@@ -59,38 +59,27 @@ class Records:
         return [kind(**{name: plain(x) for name, x in row.items()}) for _, row in self.rows]
 
 
-# ---------------------------------------------------------------- worst and typical sequences, worst tokens
+# ---------------------------------------------------------------- worst sequences and tokens
 
-SEQUENCES, TOKENS, CONTEXT = 10, 20, 3
-TYPICAL, STRIP = 9, 256
-"""Sequences to choose a typical one from, and most tokens of a sequence that are kept."""
+SEQUENCES, TOKENS, CONTEXT, STRIP = 10, 20, 3, 256
+"""Worst sequences and tokens, tokens around one of these, and most tokens of a sequence that are kept."""
 TIES = 1000
 """Most rows of equal score, beyond those kept, among which the order of `Records` decides."""
 
 
 def observe(terms: Terms, groups: Array) -> State:
     """Keep rows of a batch on the host, given the hash of each sequence's group, [S]."""
-    batch, runs = terms.batch, terms.tokens.sequences
-    k3, most = runs.mean(terms.k3), runs.max(terms.size)
-    numbers = np.nan_to_num(np.stack((k3, runs.sum(terms.delta), np.minimum(most, LARGEST)), axis=1))
-    order = hashes(batch, terms.q, terms.p)
-    usual = order / 2.0**64 + 0.5  # by chance, but those of lag 0 first
-    usual += [lag == 0 for lag in batch.scalars.get("policy_lag", [None] * len(order))]
-    usual[~runs.filled | ~np.isfinite(k3)] = -1.0
-
-    def sequences(scores: Array, many: int) -> Records:
-        at = _largest(scores, many)
-        return Records.of(many, [(float(scores[i]), _sequence(terms, i, numbers[i])) for i in at.tolist()])
-
+    runs, k3 = terms.tokens.sequences, np.nan_to_num(terms.tokens.sequences.mean(terms.k3))
+    most = runs.max(terms.size)
+    sequences = [(float(k3[at]), _sequence(terms, at, k3)) for at in _largest(k3, SEQUENCES).tolist()]
     worst = np.partition(most, -TOKENS)[-TOKENS] if len(most) > TOKENS else 0.0
     at = np.flatnonzero(runs.spread((most >= worst) & (most > 0)))
     tokens = [_token(terms, i) for i in at[_largest(terms.size[at], TOKENS)].tolist()]
     return State(
         records={
-            "worst": sequences(numbers[:, 0], SEQUENCES),
-            "typical": sequences(usual, TYPICAL),
+            "worst": Records.of(SEQUENCES, sequences),
             "tokens": Records.of(TOKENS, [(abs(row["log_ratio"]), row) for row in tokens]),
-            "sample": Sample.of(terms, groups, order),
+            "sample": Sample.of(terms, groups),
         }
     )
 
@@ -106,42 +95,39 @@ def _largest(scores: Array, many: int) -> Array:
 def _named(batch: Batch, at: int) -> Row:
     """Return the id of a sequence as text (`?` without one), its step if it is a whole number, its length."""
     name, step = (batch.scalars[key][at] if key in batch.scalars else None for key in ("sequence_id", "step"))
-    known = {
-        "sequence_id": "?" if name is None else str(name),
-        "step": step if isinstance(step, int) else None,
-    }
-    return known | {"length": int(batch.lengths[at])}
+    id_, whole = "?" if name is None else str(name), step if isinstance(step, int) else None
+    return {"sequence_id": id_, "step": whole, "length": int(batch.lengths[at])}
 
 
-def _sequence(terms: Terms, at: int, numbers: Array) -> Row:
+def _sequence(terms: Terms, at: int, k3_mean: Array) -> Row:
     """Describe a sequence, with at most `STRIP` of its tokens: those of largest ΣK3."""
-    batch, q, p = terms.batch, terms.q, terms.p
+    batch, first = terms.batch, 0
     begin, end = batch.cu_seqlens[at : at + 2].tolist()
-    first = 0
+    whole = slice(begin, end)
     if end - begin > STRIP:
-        total = np.cumsum(np.concatenate(([0.0], np.nan_to_num(terms.k3[begin:end]))))
+        total = np.cumsum(np.concatenate(([0.0], np.nan_to_num(terms.k3[whole]))))
         first = int(np.argmax(total[STRIP:] - total[:-STRIP]))
     here = slice(begin + first, min(begin + first + STRIP, end))
     lag = batch.scalars["policy_lag"][at] if "policy_lag" in batch.scalars else None
-    k3, delta, most = numbers.tolist()
+    most = min(float(terms.size[whole].max()), LARGEST)
     return _named(batch, at) | {
-        "log_ratio_sum": delta,
-        "k3_mean": k3,
-        "max_abs_log_ratio": most,
+        "log_ratio_sum": float(np.nan_to_num(terms.delta[whole].sum())),
+        "k3_mean": float(k3_mean[at]),
+        "max_abs_log_ratio": float(np.nan_to_num(most)),
         "policy_lag": lag if isinstance(lag, int) else None,
         "reward": None if batch.rewards is None else float(batch.rewards[at]),
         "first": first,
         "positions": batch.position[here].copy(),
         "token_ids": np.zeros(0, np.int64) if batch.token_ids is None else batch.token_ids[here].copy(),
         "log_ratios": np.nan_to_num(terms.delta[here]),
-        "rollout_log_probs": np.nan_to_num(q[here]),
-        "train_log_probs": np.nan_to_num(p[here]),
+        "rollout_log_probs": np.nan_to_num(terms.q[here]),
+        "train_log_probs": np.nan_to_num(terms.p[here]),
     }
 
 
 def _token(terms: Terms, at: int) -> Row:
     """Describe a token, with the log-ratios around it."""
-    batch, q, p = terms.batch, terms.q, terms.p
+    batch = terms.batch
     row = int(np.searchsorted(batch.cu_seqlens, at, side="right")) - 1
     first, last = batch.cu_seqlens[row : row + 2].tolist()
     begin, end = max(at - CONTEXT, first), min(at + CONTEXT + 1, last)
@@ -149,8 +135,8 @@ def _token(terms: Terms, at: int) -> Row:
     return _named(batch, row) | {
         "position": int(batch.position[at]),
         "token_id": None if batch.token_ids is None else int(batch.token_ids[at]),
-        "rollout_log_prob": float(q[at]),
-        "train_log_prob": float(p[at]),
+        "rollout_log_prob": float(terms.q[at]),
+        "train_log_prob": float(terms.p[at]),
         "log_ratio": around[at - begin],
         "before": around[: at - begin],
         "after": around[at - begin + 1 :],
@@ -158,16 +144,9 @@ def _token(terms: Terms, at: int) -> Row:
 
 
 def worst(state: State) -> Worst:
-    """Read the worst sequences and tokens, and the sequence of median K3 of a few, of lag 0 where any are."""
-    few = state.records["typical"].read(WorstSequence)
-    usual = sorted(
-        [row for row in few if row.policy_lag == 0] or few, key=lambda row: (row.k3_mean, row.sequence_id)
-    )
-    return Worst(
-        sequences=state.records["worst"].read(WorstSequence),
-        tokens=state.records["tokens"].read(WorstToken),
-        typical=usual[(len(usual) - 1) // 2 :][:1],
-    )
+    """Read the worst sequences and tokens."""
+    records = state.records
+    return Worst(sequences=records["worst"].read(WorstSequence), tokens=records["tokens"].read(WorstToken))
 
 
 # ---------------------------------------------------------------- the sample of the diagnosis
@@ -209,8 +188,8 @@ class Sample:
     costs: Array
 
     @classmethod
-    def of(cls, terms: Terms, groups: Array, order: Array) -> Sample:
-        """Draw from a batch, without its empty sequences; `order`: their `hashes`."""
+    def of(cls, terms: Terms, groups: Array) -> Sample:
+        """Draw from a batch, without its empty sequences; `groups`: the hash of each one's group, [S]."""
         batch, lengths = terms.batch, terms.batch.lengths
         given, there = batch.scalars.get("step", [None] * batch.sequences), np.flatnonzero(lengths)
         step = np.array([one % STEPS if isinstance(one, int) else 0 for one in given], np.int64)
@@ -219,21 +198,16 @@ class Sample:
         more["sign"] = None if batch.advantages is None else np.sign(batch.advantages) + 1
         values |= {name: x for name, x in more.items() if x is not None}
         scalars = batch.scalars | ({} if batch.rewards is None else {"rewards": batch.rewards.tolist()})
+        order = _hashes(batch, terms.q, terms.p)
         rows = np.stack((step, groups.view(np.int64), order, lengths, lengths + batch.masked))
         costs = np.bincount(step[there], lengths[there] + EACH, STEPS).astype(np.int64)
         found = cls(rows, values, scalars, costs)._at(there)
-        found = found._at(found._kept)
-        return found._digested if PROMPT_IDS in scalars else found
+        return found._at(found._kept)._digested
 
     @property
     def lengths(self) -> Array:
         """Number of unmasked tokens of each sequence, [S]."""
         return np.asarray(self.rows[3])
-
-    @property
-    def full(self) -> bool:
-        """Whether sequences were left out."""
-        return bool((self.lengths + EACH).sum() < self.costs.sum())
 
     def merge(self, other: Sample) -> Sample:
         """Draw from both."""
@@ -275,7 +249,9 @@ class Sample:
     @property
     def _digested(self) -> Sample:
         """The same with digests of prompts, equal for equal ones only, and with `IN_PROMPT`."""
-        prompts, values = self.scalars[PROMPT_IDS], self.values
+        prompts, values = self.scalars.get(PROMPT_IDS), self.values
+        if prompts is None:
+            return self
         digests = [
             x if x is None else blake2b(x.astype(np.int64).tobytes()).hexdigest()[:16] for x in prompts
         ]
@@ -303,7 +279,7 @@ class Sample:
         return replace(found, scalars={name: [*map(_plain, x)] for name, x in found.scalars.items()})
 
 
-def hashes(batch: Batch, q: Array, p: Array) -> Array:
+def _hashes(batch: Batch, q: Array, p: Array) -> Array:
     """Hash each sequence's group, length, and first and last log-probs, [S] int64."""
     end = max(batch.tokens - 1, 0)
     first, last = (np.clip(x, 0, end) for x in (batch.cu_seqlens[:-1], batch.cu_seqlens[1:] - 1))
@@ -325,6 +301,14 @@ def _plain(x: Any) -> Any:
 EXAMPLES = 5
 EVERY = "every"
 """Prefix of the columns over all tokens and all sequences."""
+SUBSET = (
+    Formula("length", "mean length of their sequences", mean("length", "count"), "tokens", within=AS_SEEN),
+    Formula("reward", "mean reward of their sequences", mean("reward", "count"), within=AS_SEEN),
+    Formula("positive", "share with A > 0", mean("positive", "count"), "fraction"),
+    Formula("negative", "share with A < 0", mean("negative", "count"), "fraction"),
+    Formula("log_ratio", "mean Δ; of sequences mean ΣΔ", mean("log_ratio", "count"), "nats"),
+)
+"""Numbers of a subset of tokens or sequences."""
 
 
 def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Preset]]) -> State:
@@ -351,18 +335,20 @@ def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Pr
                 sums["reward"] = sums["count"] * batch.rewards
             columns.update({f"{name}|{unit}.{column}": x for column, x in sums.items()})
 
-    kept: dict[Preset, Array] = {}
-    for preset in dict.fromkeys(preset for pair in pairs for preset in pair):
+    def kept(preset: Preset) -> Array:
         own = steps(preset)
-        kept[preset] = terms.tokens.kept(own.tokens, own.sequences)
-        if own.weight is not None and own.weight.may_be_zero:
-            some = terms.tokens.weight(own.weight) != 0
-            kept[preset] = kept[preset] & (some if own.weight.on_tokens else runs.spread(some))
+        found = terms.tokens.kept(own.tokens, own.sequences)
+        if own.weight is None or not own.weight.may_be_zero:
+            return found
+        some = terms.tokens.weight(own.weight) != 0
+        return found & (some if own.weight.on_tokens else runs.spread(some))
+
     add(EVERY, tokens=np.ones(batch.tokens, np.bool_), sequences=runs.filled)
     for ours, theirs in _ways(pairs):
-        name, lost, sizes = f"{ours.name}>{theirs.name}", kept[theirs] & ~kept[ours], np.nan_to_num(total)
+        name, mine = f"{ours.name}>{theirs.name}", kept(ours)
+        lost, sizes = kept(theirs) & ~mine, np.nan_to_num(total)
         many = runs.count(lost)
-        add(name, tokens=lost, sequences=(many > 0) & (runs.count(kept[ours]) == 0))
+        add(name, tokens=lost, sequences=(many > 0) & (runs.count(mine) == 0))
         examples = []
         for at in _largest(np.abs(sizes) * (many > 0), EXAMPLES).tolist():
             reward = None if batch.rewards is None else float(batch.rewards[at])
@@ -380,30 +366,29 @@ def _ways(pairs: Sequence[tuple[Preset, Preset]]) -> list[tuple[Preset, Preset]]
 def dropped(state: State, seed: int, pairs: Sequence[tuple[Preset, Preset]]) -> dict[str, Any]:
     """Read what each preset drops that the other keeps, beside all there is: fields of a `Comparison`."""
     reader, drops = Reader.of(state.tables["drops"], seed, state.many), list[Drops]()
+
+    def subset(name: str, unit: str) -> Subset:
+        prefix = f"{name}|{unit}."
+        share = Formula(
+            "share", f"share of all {unit}", lambda get: get("count") / get(unit), "fraction", unit
+        )
+        numbers = {share.name: reader.number(share, prefix)}
+        for row in (replace(row, over=f"these {unit}") for row in SUBSET):
+            lacking = ["rewards" if row.name == "reward" else "advantages"]
+            there = prefix + row.name in reader.drawn
+            numbers[row.name] = reader.number(row, prefix) if there else missing(row, lacking)
+        return Subset(count=round(reader.sum(f"{prefix}count")), numbers=numbers)
+
     for ours, theirs in _ways(pairs):
         name = f"{ours.name}>{theirs.name}"
         examples = state.records[f"drops.{name}"].read(LostSequence)
-        some: dict[str, Any] = {unit: _subset(reader, name, unit) for unit in ("tokens", "sequences")}
-        drops.append(Drops(dropped_by=ours.name, kept_by=theirs.name, examples=examples, **some))
-    every = {f"all_{unit}": _subset(reader, EVERY, unit) for unit in ("tokens", "sequences")}
-    return {**every, "drops": drops}
-
-
-SUBSET = (
-    Formula("length", "mean length of their sequences", mean("length", "count"), "tokens", within=AS_SEEN),
-    Formula("reward", "mean reward of their sequences", mean("reward", "count"), within=AS_SEEN),
-    Formula("positive", "share with A > 0", mean("positive", "count"), "fraction"),
-    Formula("negative", "share with A < 0", mean("negative", "count"), "fraction"),
-    Formula("log_ratio", "mean Δ; of sequences mean ΣΔ", mean("log_ratio", "count"), "nats"),
-)
-
-
-def _subset(reader: Reader, name: str, unit: str) -> Subset:
-    prefix = f"{name}|{unit}."
-    share = Formula("share", f"share of all {unit}", lambda get: get("count") / get(unit), "fraction", unit)
-    numbers = {share.name: reader.number(share, prefix)}
-    for row in (replace(row, over=f"these {unit}") for row in SUBSET):
-        lacking = ["rewards" if row.name == "reward" else "advantages"]
-        there = prefix + row.name in reader.drawn
-        numbers[row.name] = reader.number(row, prefix) if there else missing(row, lacking)
-    return Subset(count=round(reader.sum(f"{prefix}count")), numbers=numbers)
+        tokens, sequences = subset(name, "tokens"), subset(name, "sequences")
+        one = Drops(
+            dropped_by=ours.name, kept_by=theirs.name, tokens=tokens, sequences=sequences, examples=examples
+        )
+        drops.append(one)
+    return {
+        "all_tokens": subset(EVERY, "tokens"),
+        "all_sequences": subset(EVERY, "sequences"),
+        "drops": drops,
+    }

@@ -18,7 +18,6 @@ from functools import partial
 from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,13 +33,13 @@ from offpol_diag.core import (
     readout,
     tails,
 )
-from offpol_diag.core.devices import memory_of, to_host
+from offpol_diag.core.breakdowns import PREFIXES
 from offpol_diag.core.formulas import batch_cut
 from offpol_diag.core.gap import Tokens
 from offpol_diag.core.kept_rows import Sample
 from offpol_diag.core.places import PREFIX, STEP
 from offpol_diag.core.preset_numbers import factors
-from offpol_diag.core.segments import extremes, floats
+from offpol_diag.core.segments import extremes, memory_of, to_host
 from offpol_diag.core.sequences import SequenceWriter, table
 from offpol_diag.core.state import REPLICATES, Array, State, Table, buckets_of, groups_of
 from offpol_diag.core.steps import Rule
@@ -90,40 +89,19 @@ def refuse_steps(steps: int) -> None:
         )
 
 
-class Values(NamedTuple):
-    """The values of a step's tokens that a rule compares with `upper`.
-
-    M2PO drops the largest until the mean of the rest is below `upper`. What is below it never has to go, so
-    that its number and sum are enough; all others are held.
-    """
-
-    below: int
-    total: float
-    others: tuple[Array, ...]
-
-    def merge(self, more: Values) -> Values:
-        """Add those of another part of the step."""
-        found = Values(self.below + more.below, self.total + more.total, self.others + more.others)
-        if sum(map(len, found.others)) > MOST_VALUES:
-            raise TooMany(
-                f"a step has more than {MOST_VALUES >> 20} M tokens above the bound of a rule over the "
-                "trainer batch (M2PO), which sorts them in memory",
-                "leave such presets out, or name the column that numbers the trainer batches with "
-                "--column step=NAME",
-            )
-        return found
-
-
 @dataclass(frozen=True)
 class Seen:
     """What the first reading leaves of a part of a dump.
 
+    M2PO drops the largest values of a step until the mean of the rest is below the rule's `upper`. What is
+    below it never has to go, so that its number and sum are enough; all others are held.
+
     Attributes:
-        values: rule, step → values of its tokens.
+        values: rule, step → number and sum of its tokens' values below `upper`, and the others, in parts.
         rewards: group and reward of sequences, [S] each, in parts; none where advantages are not made.
     """
 
-    values: dict[tuple[Cut, str], Values]
+    values: dict[tuple[Cut, str], tuple[int, float, tuple[Array, ...]]]
     rewards: tuple[tuple[Array, Array], ...] = ()
 
     @classmethod
@@ -131,32 +109,36 @@ class Seen:
         """Collect them from one batch."""
         steps, step = np.unique(batch.steps, return_inverse=True)
         refuse_steps(len(steps))
-        tokens = Tokens.of(batch)
-        sequences = tokens.sequences
-        found: dict[tuple[Cut, str], Values] = {}
-        for policy, reject in study.cuts:
-            x = tokens.judged(rule_of(policy, reject))
-            above = x >= reject.upper
-            below, total = (
-                np.bincount(step, sequences.sum(y)) for y in (floats(~above), np.where(above, 0.0, x))
-            )
-            own = sequences.spread(step)[above]
-            order, ends = np.argsort(own, kind="stable"), np.cumsum(np.bincount(own, minlength=len(steps)))
-            others = np.split(x[above][order], ends[:-1])
-            for at, name in enumerate(steps.tolist()):
-                found[(policy, reject), name] = Values(round(below[at]), float(total[at]), (others[at],))
-        if not study.makes_advantages:
-            return cls(found)
-        assert batch.rewards is not None
-        return cls(found, ((groups_of(batch.key, batch.steps), batch.rewards),))
+        tokens, values = Tokens.of(batch), {}
+        of_tokens = tokens.sequences.spread(step)
+        order = np.argsort(of_tokens, kind="stable")
+        ends = np.cumsum(np.bincount(of_tokens, minlength=len(steps)))[:-1]
+        for cut in study.cuts:
+            x = tokens.judged(rule_of(*cut))[order]
+            for name, some in zip(steps.tolist(), np.split(x, ends), strict=True):
+                below = some < cut[1].upper
+                values[cut, name] = int(below.sum()), float(some[below].sum()), (some[~below],)
+        if not study.makes_advantages or batch.rewards is None:
+            return cls(values)
+        return cls(values, ((groups_of(batch.key, batch.steps), batch.rewards),))
 
-    @np.errstate(all="ignore")
     def merge(self, other: Seen) -> Seen:
-        """Merge with what is left of another part."""
-        values = self.values | {
-            key: self.values[key].merge(more) if key in self.values else more
-            for key, more in other.values.items()
-        }
+        """Merge with what is left of another part.
+
+        Raises:
+            TooMany: there are too many steps, or too many values of one to be sorted in memory.
+        """
+        values = dict(self.values)
+        for key, (below, total, others) in other.values.items():
+            before = values.get(key, (0, 0.0, ()))
+            values[key] = before[0] + below, before[1] + total, before[2] + others
+            if sum(map(len, values[key][2])) > MOST_VALUES:
+                raise TooMany(
+                    f"a step has more than {MOST_VALUES >> 20} M tokens above the bound of a rule over the "
+                    "trainer batch (M2PO), which sorts them in memory",
+                    "leave such presets out, or name the column that numbers the trainer batches with "
+                    "--column step=NAME",
+                )
         refuse_steps(len({step for _, step in values}))
         return Seen(values, self.rewards + other.rewards)
 
@@ -184,10 +166,8 @@ class Ahead:
         """Find the cuts, mean and deviation."""
         cuts: dict[Cut, dict[str, float]] = {}
         for (cut, step), (below, total, others) in seen.values.items():
-            x, upper = np.concatenate(others), cut[1].upper
-            assert upper is not None
-            found = float(batch_cut(x, upper, below, total)) if len(x) else math.inf
-            cuts.setdefault(cut, {})[step] = found
+            x, upper = np.concatenate(others), cut[1].upper or 0.0
+            cuts.setdefault(cut, {})[step] = float(batch_cut(x, upper, below, total)) if len(x) else math.inf
         if not seen.rewards:
             return cls(cuts)
         every, rewards = (np.concatenate(x) for x in zip(*seen.rewards, strict=True))
@@ -282,7 +262,6 @@ class Observe:
         pieces = places.cut(main)
         states += [
             histograms.observe(main),
-            breakdowns.prefixes(main, buckets),
             kept_rows.observe(main, groups),
         ]
         if study.pairs:
@@ -303,7 +282,7 @@ class Observe:
         states.append(preset_numbers.observe(of_presets, presets, buckets, batch.steps))
         every = [preset for preset in presets if preset not in study.normalised]
         columns |= preset_numbers.of_presets(of_presets, every)
-        tables["dump"] = Table.of(columns, buckets)
+        tables |= {"dump": Table.of(columns, buckets), PREFIXES: breakdowns.prefixes(main, buckets)}
         if study.by_step:
             tables["steps"] = Table.of(columns, buckets, batch.steps)
         counts = {"masked": np.array([batch.masked.sum()], np.float64)}

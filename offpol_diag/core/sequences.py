@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from offpol_diag.core.devices import to_host
 from offpol_diag.core.gap import Drift, Tokens
+from offpol_diag.core.segments import to_host
 from offpol_diag.core.state import Array
 from offpol_diag.core.steps import steps as steps_of
 from offpol_diag.dump.batch import step_label

@@ -39,9 +39,9 @@ from offpol_diag.result.steps import in_sync
 
 FEW = 30
 """Tokens below which a mean is not drawn."""
-FACTOR_2, KHAT, TENTH, NOTABLE = math.log(2), 0.7, 0.1, 1e-3
-"""|Δ| of a factor of 2; k̂ above which weights are unreliable; ESS below which they are unusable; share of
-tokens from which it is said what they carry of K3."""
+FACTOR_2, TENTH, NOTABLE = math.log(2), 0.1, 1e-3
+"""|Δ| of a factor of 2; ESS below which weights are unusable; share of tokens from which it is said what they
+carry of K3."""
 
 
 def charts(result: Result) -> tuple[Chart, ...]:
@@ -290,7 +290,6 @@ def length(result: Result) -> Chart | None:
     if found is None or len(found.curve) < 3:
         return None
     x, ess = [one.tokens for one in found.curve], [one.ess_sequences for one in found.curve]
-    hollow = [bool(one.khat and (one.khat.value or 0) > KHAT) for one in found.curve]
     title = f"Sequence weights over {count(x[-1])} tokens keep {rounded(ess[-1].value, 'fraction')} ESS"
     longest = found.longest.value
     if longest is not None and (found.median is None or longest < found.median):
@@ -302,9 +301,9 @@ def length(result: Result) -> Chart | None:
         place = {"xanchor": "right"} if late else {}
         place |= {"textposition": "start", "yanchor": "bottom"} if high else {}
         shapes.append(upright(found.median, "median response", **place))
-    up, axis = f"ESS of sequence weights{' (○ unreliable)' * any(hollow)}", LOG
-    traces = curve((x, ess, "", TEAL), [counted(tokens, "token") for tokens in x], hollow)
-    return chart("length", title, Panel("tokens multiplied into one weight", up, traces, axis, SHARE, shapes))
+    up, across, axis = "ESS of sequence weights", "tokens multiplied into one weight", LOG
+    traces = curve((x, ess, "", TEAL), [counted(tokens, "token") for tokens in x])
+    return chart("length", title, Panel(across, up, traces, axis, SHARE, shapes))
 
 
 def thresholds(result: Result) -> Chart | None:

@@ -125,7 +125,6 @@ def curve(
     points: Points,
     /,
     where: Sequence[str] = (),
-    hollow: Sequence[bool] = (),
     floor: float = -FARTHEST,
     **more: Any,
 ) -> list[Dict]:
@@ -134,29 +133,27 @@ def curve(
     Args:
         points: what is drawn.
         where: what names the points under the pointer, if not x.
-        hollow: which points are unreliable; they have no interval.
         floor: where intervals end on a log axis.
         more: what else differs in the trace.
     """
     x, numbers, name, colour = points
-    hollow = hollow or [False] * len(x)
     y = [placed(one.value) for one in numbers]
-    said = zip(where or map(str, x), numbers, hollow, strict=True)
+    said = zip(where or map(str, x), numbers, strict=True)
     trace: Dict = {
         "type": "scatter",
         "mode": "lines+markers" if len(y) <= MARKED else "lines",
         "x": [escaped(at) if isinstance(at, str) else at for at in x],
         "y": y,
         "line": {"color": colour},
-        "marker": {"color": colour, "symbol": [f"circle{'-open' * doubt}" for doubt in hollow]},
-        "text": [escaped(minus(f"{at}: {say(one)}{', unreliable' * doubt}")) for at, one, doubt in said],
+        "marker": {"color": colour},
+        "text": [escaped(minus(f"{at}: {say(one)}")) for at, one in said],
         "hovertemplate": f"%{{text}}<extra>{escaped(name)}</extra>",
     }
     shared = {"name": escaped(name), "legendgroup": escaped(name)}
     ends: list[tuple[Any, float, float, float] | None] = []
-    for at, value, one, doubt in zip(trace["x"], y, numbers, hollow, strict=True):
+    for at, value, one in zip(trace["x"], y, numbers, strict=True):
         low, high = one.interval or (0.0, 0.0)
-        sure = one.interval is not None and not doubt and value is not None
+        sure = one.interval is not None and value is not None
         ends.append((at, value or 0.0, max(low, floor), min(high, FARTHEST)) if sure else None)
     if "mode" in more and any(ends):
         up, down = ([abs(end[side] - end[1]) if end else 0 for end in ends] for side in (3, 2))

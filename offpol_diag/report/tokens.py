@@ -49,19 +49,17 @@ class Response:
 
 @dataclass(frozen=True)
 class Strips:
-    """The worst responses, and an ordinary one."""
+    """The worst responses."""
 
     worst: tuple[Response, ...]
-    typical: Response | None
     open: int = 2
 
 
 def strips(summary: Result) -> Strips | None:
     """Return the worst responses as strips; None where the texts of their tokens are not known."""
     texts = summary.charts.token_texts
-    usual = [_response(one, texts) for one in summary.worst.typical if one.token_ids]
     worst = tuple(_response(one, texts) for one in summary.worst.sequences if one.token_ids)
-    return Strips(worst, next(iter(usual), None)) if worst and texts else None
+    return Strips(worst) if worst and texts else None
 
 
 def tables(summary: Result) -> Iterator[Table]:

@@ -36,7 +36,7 @@ def with_texts(summary: Result, path: Path | None) -> Result:
         what = f"--tokenizer: cannot read {printable(str(path))}: {printable(str(reason))}"
         raise UsageError(what, "give the tokenizer.json beside the model's weights") from None
     worst = summary.worst
-    ids = {one for row in (*worst.sequences, *worst.typical) for one in row.token_ids}
+    ids = {one for row in worst.sequences for one in row.token_ids}
     ids |= {token.token_id for token in worst.tokens if token.token_id is not None}
     texts = {}
     for one in sorted(one for one in ids if 0 <= one < 1 << 32):

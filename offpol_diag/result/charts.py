@@ -17,13 +17,11 @@ class AtLength(NamedTuple):
 
     Attributes:
         sequences: responses with at least so many tokens.
-        khat: k̂ of the same weights.
     """
 
     tokens: int
     sequences: int
     ess_sequences: Number
-    khat: Number | None = None
 
 
 class Lengths(Model):

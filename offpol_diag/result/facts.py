@@ -170,9 +170,6 @@ class Worst(Model):
 
     sequences: Annotated[list[WorstSequence], Columns(WorstSequence, *TOKEN_COLUMNS)] = []
     tokens: Annotated[list[WorstToken], Columns(WorstToken)] = []
-    typical: Annotated[list[WorstSequence], Columns(WorstSequence, *TOKEN_COLUMNS)] = Field(
-        [], description="one of median k3 in a sample, of lag 0 if any is"
-    )
 
 
 # ---------------------------------------------------------------- what one preset does to the dump

@@ -153,7 +153,7 @@ class Result(Model):
         if self.lengths:
             yield "length", {"longest": self.lengths.longest}
             for at in self.lengths.curve:
-                yield "length", {"ess_sequences": at.ess_sequences, **({"khat": at.khat} if at.khat else {})}
+                yield "length", {"ess_sequences": at.ess_sequences}
         if self.sweep:
             points = [*self.sweep.points, *([self.sweep.window.point] if self.sweep.window else [])]
             yield from (("preset", one.numbers) for one in points)
