@@ -177,7 +177,7 @@ def dumps() -> str:
 
 def _forms() -> str:
     """Every form: its files, and what they hold."""
-    each = (one for one in FORMS if one.rows)
+    each = (one for one in FORMS)
     rows = [(f"`{one.name}`", one.trainer or "any", f"`{one.files}`", one.holds) for one in each]
     return _table(("form", "trainer", "files", "hold"), rows)
 

@@ -706,7 +706,7 @@ def rescore(
         progress: called with tokens done and in all.
         **how: `columns`, `on_bad_row`; see `analyze`.
     """
-    from offpol_diag.dump.memory import in_files
+    from offpol_diag.dump.convert import in_files
     from offpol_diag.rescore.command import rescored
 
     given = locals()
@@ -754,8 +754,7 @@ def report(result: File) -> Report:
 @contextmanager
 def _opened(what: Any, how: Any, group_by: Sequence[str] = ()) -> Iterator[tuple[Dump, str]]:
     """Yield what is given as a dump, and a name for what lay in memory (else empty)."""
-    from offpol_diag.dump.convert import open_dump
-    from offpol_diag.dump.memory import in_files
+    from offpol_diag.dump.convert import in_files, open_dump
     from offpol_diag.run.threads import TOKENS
 
     given = {"on_bad_row": how["on_bad_row"]} if "on_bad_row" in how else {}

@@ -607,7 +607,7 @@ def convert(
         from offpol_diag.report.terminal import tables
         from offpol_diag.table import Table
 
-        rows = tuple((one.name, one.trainer, one.files, one.holds) for one in FORMS if one.rows)
+        rows = tuple((one.name, one.trainer, one.files, one.holds) for one in FORMS)
         Outputs({}).write({}, tables([Table("forms", "", ("form", "trainer", "files", "holds"), rows)]))
         return
     if not source or to is None:

@@ -24,7 +24,7 @@ from offpol_diag.core.evaluate import Evaluator
 from offpol_diag.core.observe import Observe
 from offpol_diag.core.study import Readout, Study
 from offpol_diag.dump.batch import Batch
-from offpol_diag.dump.writer import TOLERANCE
+from offpol_diag.dump.check import TOLERANCE
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Policy, Preset, catalogue
 

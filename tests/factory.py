@@ -104,7 +104,7 @@ class DumpFile:
         self.tables: list[pa.Table] = []
 
     def write(self, **columns: Any) -> None:
-        self.tables.append(to_table(columns, self.floats, refuses=False))
+        self.tables.append(to_table(columns, self.floats))
 
     def __enter__(self) -> Self:
         return self

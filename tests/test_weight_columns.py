@@ -19,7 +19,7 @@ from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.convert import open_dump
 from offpol_diag.dump.read import open_dump as open_parquet
 from tests import factory
-from tests.factory import DumpFile, converted, refusal
+from tests.factory import DumpFile, converted
 from tests.forms import pickled
 from tests.forms.written import batch
 
@@ -83,19 +83,6 @@ def test_the_sample_of_the_diagnosis_has_them_and_the_rewards(tmp_path: Path) ->
     assert {*TOLD} < found.scalars.keys()
 
 
-@pytest.mark.parametrize("side", DIGESTS)
-def test_digests_of_one_side_only_are_bad_input(tmp_path: Path, side: str) -> None:
-    path = write(tmp_path / "a.parquet", **{side: ["a"] * 3})
-    (other,) = {*DIGESTS} - {side}
-    error = refusal(str(path))
-    assert error.message == f"{path}: column {side!r} is there without {other!r}"
-    assert f"--columns {side}=none" in error.hint
-    assert open_dump([str(path)], columns={side: "none"}).rows == 3
-    ran = CliRunner().invoke(app, ["analyze", str(path)])
-    assert ran.exit_code == 2
-    assert "hint: digests are compared" in ran.output
-
-
 # ---------------------------------------------------------------- trainers' own files
 
 
@@ -146,7 +133,7 @@ def test_prompts_reach_the_diagnosis_with_lengths_of_their_own(tmp_path: Path) -
 
 
 ODD: dict[str, tuple[Any, str]] = {
-    "null in a prompt": ([[1, None], [2], [3]], "there is null among its values"),
+    "null in a prompt": ([[1, None], [2], [3]], "token 1 is null, and a prompt is token ids"),
     "floats": ([[1.5], [2.0], [3.0]], "a list of integers per row is needed"),
     "one number": ([1, 2, 3], "a list of integers per row is needed"),
 }

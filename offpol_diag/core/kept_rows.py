@@ -16,8 +16,7 @@ from offpol_diag.core.gap import Terms
 from offpol_diag.core.intervals import AS_SEEN, Formula, Reader, mean, missing
 from offpol_diag.core.state import Array, State, Table
 from offpol_diag.core.steps import steps
-from offpol_diag.dump.batch import Batch
-from offpol_diag.dump.hashes import mix
+from offpol_diag.dump.batch import Batch, mix
 from offpol_diag.dump.schema import PROMPT_IDS
 from offpol_diag.number import LARGEST
 from offpol_diag.presets import Preset

@@ -69,7 +69,7 @@ def summary(out: Readout, presets: Sequence[Preset], facts: DumpFacts, run: Run)
 
 def facts(dump: Dump, state: State, made: Sequence[str] = ()) -> DumpFacts:
     """Describe the rows read and skipped; `made` are notes on columns computed from others."""
-    sums, info, skipped = state.tables["dump"].sums(), dump.info, dump.seen.skipped
+    sums, info, seen = state.tables["dump"].sums(), dump.info, dump.seen
     tokens, sequences = (round(sums[name]) for name in ("tokens", "sequences"))
     return DumpFacts(
         sequences=sequences,
@@ -81,14 +81,14 @@ def facts(dump: Dump, state: State, made: Sequence[str] = ()) -> DumpFacts:
         max_length=int(state.ranges["length"][1]),
         files=list(info.files),
         given=list(info.given),
-        rows=dump.seen.rows,
+        rows=seen.rows,
         columns=dict(info.columns),
         others=list(info.others),
         ignored=list(info.ignored),
         prompts=info.prompts,
         provenance=dict(info.provenance),
-        skipped=Skipped(count=skipped.count, examples=skipped.examples),
-        above_0=dump.above_0,
+        skipped=Skipped(count=seen.skipped, examples=seen.examples),
+        above_0=dict(seen.above),
         notes=[*dump.notes, *made],
     )
 

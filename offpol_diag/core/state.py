@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from offpol_diag.dump.hashes import INCREMENT, mix
+from offpol_diag.dump.batch import INCREMENT, mix
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")

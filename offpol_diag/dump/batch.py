@@ -18,6 +18,16 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 PER_TOKEN: tuple[str, ...] = ("rollout", "old", "current", "advantages", "position", "token_ids", "entropy")
 PER_TOKEN += ("weight_versions", "reference")
+INCREMENT = np.uint64(0x9E3779B97F4A7C15)
+"""Distance of SplitMix64's counters: its n-th word is `mix` of seed + n · INCREMENT, modulo 2⁶⁴."""
+
+
+def mix(x: Array) -> Array:
+    """Scatter 64-bit words, [N] → [N] uint64: SplitMix64's finaliser (Steele et al. 2014), a bijection."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    result: Array = x ^ (x >> np.uint64(31))
+    return result
 
 
 def step_label(step: object) -> str:
@@ -101,11 +111,6 @@ class Batch:
             return [""] * self.sequences
         named = {step: step_label(step) for step in set(steps)}
         return [named[step] for step in steps]
-
-    def policy(self, name: str) -> Array | None:
-        """Return the log-probs of rollout, old or current, [T] float64, or None when the dump lacks them."""
-        found: Array | None = getattr(self, name)
-        return found
 
     def rows(self, begin: int, end: int) -> Batch:
         """Return sequences `begin` to before `end`, as views."""

@@ -1,18 +1,16 @@
-"""Bad rows: find, refuse or skip them, and add up what a pass has seen."""
+"""Bad rows: a table of what is refused, and one loop that finds the first such row, or leaves them out."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
 
 from offpol_diag.dump import schema
-from offpol_diag.dump.batch import Array
-from offpol_diag.dump.pack import Flags, Ints, Ragged, Rows
+from offpol_diag.dump.pack import NULL, Flags, Rows
 from offpol_diag.errors import DumpError
 
 TOLERANCE = 1e-3
@@ -25,197 +23,161 @@ UNKNOWN = -1
 """Version of weights of which nothing is known."""
 EXAMPLES = 5
 """Number of skipped rows that are described."""
-JUDGED_AT = 32
-"""Tokens from which on a column can be told to have the wrong sign."""
 FINITE = sys.float_info.max
 SKIP = "mend the writer, or leave such rows out with --on-bad-row skip"
 NEGATE = "a log-probability is at most 0; if the column holds negative log-likelihoods, negate it"
+EVEN = f"all token columns of a row hold one value per response token; {SKIP}"
 
 
-class Bound(NamedTuple):
-    """What a number, or a token that counts, must lie in, ends included; no `column`: each one of tokens."""
+class Rule(NamedTuple):
+    """What is refused: which rows, or values, of which columns, in words, and what to do.
 
-    column: str
-    low: float
-    high: float
+    In `why` {it} is the value, or what the row holds of it, and {many} the row's number of tokens.
+    """
+
+    columns: tuple[str, ...]
+    bad: Callable[[Rows, str], Flags]
     why: str
     hint: str = SKIP
 
 
-UNMASK = f"if such tokens do not count, set their {schema.MASK} to 0; if not, {SKIP}"
-VERSION = f"a version is at least 0, or {UNKNOWN} where it is unknown"
-BOUNDS = (
-    Bound("", -FINITE, FINITE, "a token that counts needs a finite value", UNMASK),
-    Bound(schema.ROLLOUT, -FINITE, TOLERANCE, "a log-probability is at most 0", f"{NEGATE}; if not, {SKIP}"),
-    Bound(schema.WEIGHT_VERSIONS, UNKNOWN, FINITE, VERSION),
-    Bound(schema.ADVANTAGES, -FINITE, FINITE, "a finite number is needed"),
-    Bound(schema.REWARDS, -FINITE, FINITE, "a finite number is needed"),
-    Bound(schema.PROMPT_LENGTH, 0, LIMIT, "a length is needed"),
-    *(Bound(name, -LIMIT, LIMIT, "a number between -2^63 and 2^63 is needed") for name in schema.COUNTS),
+def outside(low: float, high: float, null: bool = False) -> Callable[[Rows, str], Flags]:
+    """Return what flags values that count outside of [low, high]; null and NaN too, unless `null` is fine."""
+
+    def bad(rows: Rows, name: str) -> Flags:
+        x = rows.lists[name].values if name in rows.lists else rows.numbers(name)
+        least = low if x.dtype.kind == "f" else max(low, NULL + 1)
+        with np.errstate(invalid="ignore"):
+            if not x.size or (least <= x.min().item() and x.max().item() <= high):  # neither holds of NaN
+                return np.zeros(0, np.bool_)
+        wide = x.astype(np.float64) if x.dtype.kind == "f" else x  # bounds are exact in any width
+        flags: Flags = (wide < least) | (wide > high) | (np.isnan(wide) & (not null))
+        return flags & rows.live if name in rows.lists and name != schema.PROMPT_IDS else flags
+
+    return bad
+
+
+OF_TOKENS = (*schema.TOKENS, schema.ADVANTAGES)
+SHAPES = (
+    Rule(OF_TOKENS, lambda rows, name: rows.lists[name].absent, "there is null where a list belongs", EVEN),
+    Rule(
+        OF_TOKENS,
+        lambda rows, name: rows.lists[name].lengths != rows.lengths,
+        f"it holds {{it}} values and {schema.ROLLOUT} holds {{many}}",
+        EVEN,
+    ),
+    Rule(
+        (schema.ROLLOUT,),
+        lambda rows, name: rows.lengths > MOST_TOKENS,
+        f"it holds {{it}} tokens, and a sequence has at most {MOST_TOKENS}",
+        f"write one sequence per row; {SKIP}",
+    ),
 )
+"""Rules of the lists of rows, flags [S]."""
+VALUES = (
+    Rule(
+        (schema.MASK,),
+        lambda rows, name: (rows.lists[name].values != 0) & ~rows.live,
+        "{it}, and a mask is 0 or 1",
+        f"1 is a token that counts, 0 one that does not; {SKIP}",
+    ),
+    Rule(
+        OF_TOKENS,
+        outside(-FINITE, FINITE),
+        "{it}, and a token that counts needs a finite value",
+        f"if such tokens do not count, set their {schema.MASK} to 0; if not, {SKIP}",
+    ),
+    Rule(
+        (schema.ROLLOUT,),
+        outside(-FINITE, TOLERANCE),
+        "{it}, and a log-probability is at most 0",
+        f"{NEGATE}; if not, {SKIP}",
+    ),
+    Rule(
+        (schema.WEIGHT_VERSIONS,),
+        outside(UNKNOWN, FINITE),
+        f"{{it}}, and a version is at least 0, or {UNKNOWN} where it is unknown",
+    ),
+    Rule((schema.REWARDS,), outside(-FINITE, FINITE), "{it}, and a finite number is needed"),
+    Rule((schema.PROMPT_LENGTH,), outside(0, LIMIT, null=True), "{it}, and a length is needed"),
+    Rule(schema.COUNTS, outside(-LIMIT, LIMIT, null=True), "{it}, and a number within 64 bits is needed"),
+    Rule((schema.PROMPT_IDS,), outside(-LIMIT, LIMIT), "{it}, and a prompt is token ids"),
+)
+"""Rules of values, flags [N] of lists and [S] of numbers; the lists of a row have one length by now."""
 
 
-class Bad(NamedTuple):
-    """A fault: the column, where it is, [S], or [T] if it is of tokens; values, and what to say and do."""
+def good_rows(rows: Rows, seen: Seen | None) -> Rows:
+    """Refuse the first bad row; or with `seen`, leave bad rows out, and count and describe them there.
 
-    column: str
-    flags: Flags
-    values: Array | Ragged
-    text: str
-    hint: str = SKIP
-
-
-def shapes(rows: Rows) -> Iterator[Bad]:
-    """Find null lists, rows whose lists differ in length, and rows of too many tokens."""
-    many = rows.lengths
-    for name, column in rows.lists.items():
-        hint = f"all token columns of a row hold one value per response token; {SKIP}"
-        yield Bad(name, column.absent, many, "there is null where a list belongs", hint)
-        text, held = f"it holds {{}} values and {schema.ROLLOUT} holds {{}}", column.lengths
-        yield Bad(name, held != many, np.stack((held, many), 1), text, hint)
-    text = f"it holds {{}} tokens, and a sequence has at most {MOST_TOKENS}"
-    yield Bad(schema.ROLLOUT, many > MOST_TOKENS, many, text, f"write one sequence per row; {SKIP}")
-
-
-def values(rows: Rows) -> Iterator[Bad]:
-    """Find values that cannot be; lists of a row have one length by now."""
-    for name, column in rows.lists.items():
-        x, null, (first, last) = column.values, column.null, column.span
-        if name == schema.MASK:
-            if x.dtype.kind == "f" or null is not None or first < 0 or last > 1:
-                odd = ((x != 0) & (x != 1)) | (False if null is None else null)
-                hint = f"1 is a token that counts, 0 one that does not; {SKIP}"
-                yield Bad(name, odd, column, "a mask is 0 or 1", hint)
-            continue
-        for _, low, high, why, hint in (one for one in BOUNDS if one.column in ("", name)):
-            if null is not None or not (low <= first and last <= high):  # neither holds of NaN
-                wide = x.astype(np.float64)  # bounds are exact however narrow the values are
-                odd = ~((wide >= low) & (wide <= high)) | (False if null is None else null)
-                yield Bad(name, odd & rows.live, column, why, hint)
-        if name == schema.WEIGHT_VERSIONS:
-            why = "the tokens before it are of a later version"
-            hint = f"write the engine's counter of updates, and tokens in the order of sampling; {SKIP}"
-            yield Bad(name, older(x, rows), column, why, hint)
-    numbers = rows.numbers(*(one.column for one in BOUNDS))
-    for name, low, high, why, hint in (one for one in BOUNDS if one.column in numbers):
-        x = numbers[name]
-        missing = np.isnan(x) & (name not in schema.COUNTS)  # null, and NaN, is no fault of a count
-        yield Bad(name, (x < low) | (x > high) | missing, x, f"it is {{:.6g}}, and {why}", hint)
-    if (prompts := rows.prompts) is not None and prompts.null is not None:
-        holes = np.diff(np.concatenate(([0], np.cumsum(prompts.null)))[prompts.offsets]) > 0
-        yield Bad(schema.PROMPT_IDS, holes, holes, "there is null among its values")
-    sides = (name for name in schema.DIGESTS if name in rows.columns)
-    null_of = {name: rows.columns[name].is_null().to_numpy(zero_copy_only=False) for name in sides}
-    for name, other in permutations(null_of, 2):
-        hint = f"digests are compared: write both of a sequence, or null for both; {SKIP}"
-        lone = null_of[name] & ~null_of[other]
-        yield Bad(name, lone, lone, f"it is null, and {other} is not", hint)
-
-
-def older(versions: Ints, rows: Rows) -> Flags:
-    """Flag tokens of older weights than one before them in their response; unknown ones are passed over."""
-    at = np.flatnonzero(rows.live & (versions > UNKNOWN))
-    row = np.searchsorted(rows.offsets, at, side="right")
-    found = np.zeros(len(versions), np.bool_)
-    found[at[1:][(np.diff(versions[at]) < 0) & (np.diff(row) == 0)]] = True
-    return found
-
-
-def good_rows(rows: Rows, skipped: Skipped | None) -> Rows:
-    """Refuse the first bad row, or leave bad rows out and count them in `skipped`."""
-    for check in (shapes, values):
+    Raises:
+        DumpError: file, row group, row, column, token, and what is wrong.
+    """
+    for rules in (SHAPES, VALUES):
         bad, said = np.zeros(rows.many, np.bool_), dict[int, tuple[str, str]]()
-        for column, flags, x, text, hint in check(rows):
-            at = row = np.flatnonzero(flags)
-            if isinstance(x, Ragged):
+        for rule, name in ((one, name) for one in rules for name in one.columns):
+            if name not in (rows.lists if rules is SHAPES or name in schema.TOKENS else rows.columns):
+                continue
+            x = rows.lists.get(name)
+            at = row = np.flatnonzero(rule.bad(rows, name))
+            if x and rules is VALUES:
                 row, first = np.unique(np.searchsorted(x.offsets, at, side="right") - 1, return_index=True)
                 at = at[first]
             bad[row] = True
             for i, j in zip(row[:EXAMPLES].tolist(), at.tolist(), strict=False):
-                if isinstance(x, Ragged):
-                    shown = "null" if x.null is not None and x.null[j] else f"{x.values[j]:.6g}"
-                    what = f"token {j - x.offsets[i]} is {shown}, and {text}"
+                if rules is SHAPES:
+                    it = f"{rows.lists[name].lengths[i]}"
+                elif x:
+                    value = "null" if x.values[j] == NULL else f"{x.values[j]:.6g}"
+                    it = f"token {j - x.offsets[i]} is {value}"
                 else:
-                    what = text.format(*np.atleast_1d(x[j]))
-                shown = rows.plan.columns.get(column, column)
-                said.setdefault(i, (f"{rows.place(i)}, column {shown!r}: {what}", hint))
-        if not said:
-            continue
-        if skipped is None:
+                    it = f"it is {rows.numbers(name)[i]:.6g}"
+                what = rule.why.format(it=it, many=rows.lengths[i])
+                place = f"{rows.place(i)}, column {rows.plan.columns[name]!r}"
+                said.setdefault(i, (f"{place}: {what}", rule.hint))
+        if said and seen is None:
             raise DumpError(*said[min(said)])
-        skipped.count += int(bad.sum())
-        skipped.examples += [said[row][0] for row in sorted(said)[: EXAMPLES - len(skipped.examples)]]
-        rows = rows.only(~bad)
+        if said and seen:
+            seen.skipped += int(bad.sum())
+            seen.examples += [said[row][0] for row in sorted(said)[: EXAMPLES - len(seen.examples)]]
+            rows = rows.only(~bad)
     return rows
-
-
-# ---------------------------------------------------------------- what a pass has seen
-
-
-@dataclass
-class Skipped:
-    """Number of skipped rows, and what is wrong with the first `EXAMPLES` of them."""
-
-    count: int = 0
-    examples: list[str] = field(default_factory=list)
-
-
-class Signs(NamedTuple):
-    """Unmasked tokens of a train column, those above 0 and below it by more than rounding, and the first."""
-
-    tokens: int = 0
-    above: int = 0
-    below: int = 0
-    first: str = ""
 
 
 @dataclass
 class Seen:
-    """What a pass has seen of the rows: bad ones included, unmasked tokens, signs by canonical name."""
+    """What a pass has seen: rows with bad ones, unmasked tokens, skipped rows and examples of them.
+
+    Attributes:
+        above: column of the trainer → its tokens that are above 0 by more than rounding.
+    """
 
     rows: int = 0
     tokens: int = 0
-    skipped: Skipped = field(default_factory=Skipped)
-    signs: dict[str, Signs] = field(default_factory=dict)
+    skipped: int = 0
+    examples: list[str] = field(default_factory=list)
+    above: dict[str, int] = field(default_factory=dict)
+
+    def count(self, rows: Rows) -> None:
+        """Count good rows' tokens, and those of the trainer that are above 0."""
+        self.tokens += rows.kept.size
+        for role in (schema.OLD, schema.CURRENT):
+            if role in rows.lists:
+                flags = outside(-FINITE, TOLERANCE)(rows, role)
+                if many := int(flags.sum()):
+                    name = rows.plan.columns[role]
+                    self.above[name] = self.above.get(name, 0) + many
 
     def add(self, more: Seen) -> None:
         """Add what was seen of later rows."""
         self.rows, self.tokens = self.rows + more.rows, self.tokens + more.tokens
-        self.skipped.count += more.skipped.count
-        self.skipped.examples += more.skipped.examples[: EXAMPLES - len(self.skipped.examples)]
-        for name, one in more.signs.items():
-            had = self.signs.get(name, Signs())
-            tokens, above, below = (x + y for x, y in zip(had[:3], one[:3], strict=True))
-            self.signs[name] = Signs(tokens, above, below, had.first or one.first)
+        self.skipped += more.skipped
+        self.examples += more.examples[: EXAMPLES - len(self.examples)]
+        for name, many in more.above.items():
+            self.above[name] = self.above.get(name, 0) + many
 
-
-def signs(rows: Rows) -> dict[str, Signs]:
-    """Count the signs of the train columns; where none is above 0, all tokens are below."""
-    found, many = dict[str, Signs](), rows.kept.size
-    for name in (name for name in (schema.OLD, schema.CURRENT) if name in rows.lists):
-        column, found[name] = rows.lists[name], Signs(many, below=many)
-        if not column.span[1] <= TOLERANCE:
-            x = np.where(rows.live, column.values, 0.0).astype(np.float64)
-            above = np.flatnonzero(x > TOLERANCE)
-            for at in above[:1]:
-                row = int(np.searchsorted(rows.offsets, at, side="right")) - 1
-                place = f"{rows.place(row)}, column {rows.plan.columns[name]!r}"
-                first = f"{place}: token {at - rows.offsets[row]} is {x[at]:.6g}"
-                found[name] = Signs(many, above.size, int((x < -TOLERANCE).sum()), first)
-    return found
-
-
-def judge(found: Signs) -> None:
-    """Refuse a train column that is positive more often than negative: it has the wrong sign."""
-    if found.tokens >= JUDGED_AT and found.above > found.below:
-        what = f"{found.first}, and {found.above} of {found.tokens} tokens are above 0 like it"
-        raise DumpError(f"{what}: the column has the wrong sign", NEGATE)
-
-
-def remark(column: str, found: Signs) -> str:
-    """Say that some tokens of a column are above 0."""
-    share = found.above / found.tokens
-    return (
-        f"{found.above} of {found.tokens} tokens ({share:.2%}) of {column!r} are above 0 by more than "
-        f"{TOLERANCE:g} nats (first: {found.first}); such values are no log-probabilities"
-    )
+    def judge(self) -> None:
+        """Refuse a column of the trainer that is above 0 in most of its tokens: it has the wrong sign."""
+        for name, many in self.above.items():
+            if 2 * many > self.tokens:
+                what = f"column {name!r}: {many} of {self.tokens} tokens are above 0: it has the wrong sign"
+                raise DumpError(what, NEGATE)

@@ -11,26 +11,21 @@ import io
 import json
 import pickle
 import re
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from hashlib import blake2b
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from offpol_diag.dump.schema import COLUMNS, CURRENT, FINISH_REASON, MASK, OLD, ROLLOUT, assigned
+from offpol_diag.dump.schema import COLUMNS, FINISH_REASON, MASK, OLD, ROLLOUT, assigned, require
 from offpol_diag.dump.writer import Array, as_array
 from offpol_diag.errors import DumpError
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row | None]]
-MOST_LINE = 1 << 28
-"""Bytes of a line of JSON, which is held as a whole; a response of a million tokens takes half of it."""
 FOLD, FREE = 100, 1 << 28
 """Most bytes that a compressed byte may unfold to, and bytes that are free; log-probs unfold to 3 to 20."""
 LONGEST_TEXT = 64
@@ -51,7 +46,7 @@ def explained(where: str | Path, trainer: str) -> Iterator[None]:
     except KeyError as error:
         raise DumpError(f"{where}: no field {error}, which {trainer} writes", AGAIN) from error
     except Exception as error:  # of any type: a damaged pickle raises what its instructions meet
-        said = " ".join(str(error).split())[:120] or type(error).__name__
+        said = " ".join(str(error).split())[:200] or type(error).__name__
         raise DumpError(f"{where}: not as {trainer} writes it ({said})", AGAIN) from error
 
 
@@ -74,32 +69,25 @@ def records(path: Path) -> Iterator[tuple[str, Row]]:
     """Yield the objects of a file of JSON lines, which may be gzipped, each with its place.
 
     Raises:
-        DumpError: a line is no JSON or too long, or the file unfolds to far more than any dump does.
+        DumpError: a line is no JSON object, or the file unfolds to far more than any dump does.
     """
-    hint = "the file holds one JSON object per line, of one sequence; was it cut off?"
-    try:
-        most, seen, number = FREE + FOLD * path.stat().st_size, 0, 0
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb", 1 << 20) as file:
-            while line := file.readline(MOST_LINE):
-                seen, number = seen + len(line), number + 1
-                where = f"{path}, line {number}"
-                if len(line) == MOST_LINE:
-                    raise DumpError(f"{where}: it is longer than {MOST_LINE >> 20} MiB", hint)
-                if seen > most:
-                    what = f"{path}: it unfolds to more than {FOLD} times its size, which no log-probs do"
-                    raise DumpError(what, "was it damaged? unpack it, and look at what it holds")
-                if not line.strip():
-                    continue
-                try:
-                    found = json.loads(line.decode("utf-8-sig"))
-                except (ValueError, RecursionError) as error:
-                    raise DumpError(f"{where}: no JSON ({error})", hint) from error
+    unpacked = gzip.open if path.suffix == ".gz" else open
+    with explained(path, "a writer of JSON lines"), unpacked(path, "rb") as file:
+        left = FREE + FOLD * path.stat().st_size
+        for number in count(1):
+            line = file.readline(left)
+            left -= len(line)
+            if not left:
+                raise DumpError(f"{path}: it unfolds to more than {FOLD} times its size", AGAIN)
+            if not line:
+                return
+            if not line.strip():
+                continue
+            with explained(f"{path}, line {number}", "a writer of JSON lines"):
+                found = json.loads(line.decode("utf-8-sig"))
                 if not isinstance(found, dict):
-                    raise DumpError(f"{where}: {type(found).__name__}, no JSON object", hint)
-                yield where, found
-    except (OSError, EOFError, zlib.error) as error:
-        what = f"{path}: cannot be read as JSON lines ({error})"
-        raise DumpError(what, "write or copy it again") from error
+                    raise ValueError(f"{type(found).__name__}, no JSON object")
+            yield f"{path}, line {number}", found
 
 
 def json_lines(files: Sequence[Path]) -> Rows:
@@ -112,6 +100,7 @@ def canonical(rows: Rows, columns: Mapping[str, str]) -> Rows:
     for where, one in rows:
         assert one is not None
         found = {name: x for name, x in assigned([*one], columns, where).items() if one[x] is not None}
+        require(found, [*one], where)
         row: Row = {}
         with explained(where, "a writer of numbers"):
             for name, field in found.items():
@@ -160,12 +149,10 @@ def nemo_rl(files: Sequence[Path]) -> Rows:
         for i, (where, one) in enumerate(records(path)):
             with explained(where, "NeMo-RL"):
                 one = {name: x[0] if isinstance(x, list) and len(x) == 1 else x for name, x in one.items()}
-                if "token_loss_mask" not in one:
-                    hint = "NeMo-RL writes it since 0.6; docs/trainers/nemo-rl.md has a hook for older ones"
-                    raise DumpError(f"{where}: no 'token_loss_mask'", hint)
                 n = one["input_lengths"]
-                counts = float(one.get("sample_loss_mask", 1)) != 0
-                mask = (numbers(one["token_loss_mask"])[:n] != 0) & counts
+                mask = (numbers(one["token_loss_mask"])[:n] != 0) & (
+                    float(one.get("sample_loss_mask", 1)) != 0
+                )
                 mask[:1] = 0
                 old = numbers(one["prev_logprobs"], "prev_logprobs")[:n]
                 row = whole(
@@ -181,8 +168,15 @@ def nemo_rl(files: Sequence[Path]) -> Rows:
 
 
 def prime_rl(files: Sequence[Path]) -> Rows:
-    """`token_exports/step_*/rank_*.jsonl` (rl/token_export.py): one pass, which is old and current."""
-    for where, one in (record for path in files for record in records(path)):
+    """`token_exports/step_*/rank_*.jsonl` (rl/token_export.py): one pass, which is old and current.
+
+    Ranks of a step may still be writing until its file STABLE is there.
+    """
+    stable = [path for path in files if path.with_name("STABLE").exists()]
+    if not stable:
+        hint = "wait for the step to end; if the run was stopped, make an empty file STABLE there"
+        raise DumpError(f"{files[0].parent}: no file STABLE, so its ranks may still be writing", hint)
+    for where, one in (record for path in stable for record in records(path)):
         with explained(where, "prime-rl"):
             old, advantages = numbers(one["trainer_logprobs"], "trainer_logprobs"), one.get("advantages")
             row = whole(
@@ -220,36 +214,29 @@ def slime(files: Sequence[Path]) -> Rows:
 
     And `{rollout}_{rank}.pt` of miles, and of slime up to 0.3.1 (utils/train_dump_utils.py): tensor-parallel
     ranks repeat each other, only the last pipeline stage has log-probs, and each context-parallel rank has
-    two chunks of the response, from both ends (training_utils/cp_utils.py).
+    two chunks of the response, from both ends (training_utils/cp_utils.py). `rollout_data/` beside it has
+    groups, raw rewards, versions and ends.
     """
-    for _, group in groupby(files, lambda path: (path.parent, path.stem.partition("_")[0])):
-        paths, samples = list(group), dict[int, Row]()
-        for path in paths:
+    for (folder, _), group in groupby(files, lambda path: (path.parent, path.stem.partition("_")[0])):
+        samples = dict[int, tuple[str, Row]]()
+        for path in group:
             with explained(path, "slime"):
                 dump = load(path)
-                rollout, packed = dump["rollout_id"], dump.get("qkv_format") == "thd"
-                rank, count = dump.get("cp_rank") or 0, dump.get("cp_size") or 1
-                for index, one in _samples(dump):
-                    with explained(f"{path}, sample {index}", "slime"):
-                        prompt, response = _tokens(one)
-                        n, total = len(response), len(prompt) + len(response)
-                        width = total if packed else one.get("max_seq_lens", total)
-                        at = _places(total, n, width, rank, count)
-                        row = samples.setdefault(index, {x: one[x] for x in one if x not in SLIME})
-                        for name in SLIME.keys() & one.keys():
-                            values = numbers(one[name], name)
-                            if len(values) != at.sum():
-                                said = f"{len(values)} {name}, and rank {rank} of {count} has {at.sum()}"
-                                raise DumpError(f"{path}, sample {index}: {said}", TOGETHER)
-                            row.setdefault(name, np.full(n, np.nan, np.float32))[at] = values
-        with explained(paths[0], "slime"):
-            sampled = _sampled(paths[0], rollout)
-        for index, row in samples.items():
-            with explained(where := f"{paths[0]}, sample {index}", "slime"):
-                if any(np.isnan(row[name]).any() for name in SLIME.keys() & row.keys()):
+                rollout, each = dump["rollout_id"], [*_samples(dump)]
+            for index, one in each:
+                with explained(where := f"{path}, sample {index}", "slime"):
+                    _, row = samples.setdefault(index, (where, {}))
+                    row |= {name: x for name, x in _of_slime(one, dump, row).items() if name not in row}
+        beside = folder.parent / "rollout_data" / f"{rollout}.pt"
+        with explained(beside, "slime"):
+            there = load(beside)["samples"] if beside.is_file() else ()
+            sampled = {one.get("index", i): one for i, one in enumerate(there)}
+        for index, (where, row) in samples.items():
+            with explained(where, "slime"):
+                if any(np.isnan(row[name]).any() for name in SLIME.values() if name in row):
                     raise DumpError(f"{where}: some of its context-parallel ranks are missing", TOGETHER)
-                made = _of_slime(row, rollout, index, sampled)
-            yield where, made
+                row |= _of_rollout(sampled.get(index, {}), row)
+            yield where, row | {"step": rollout, "sequence_id": f"{rollout}/{index}"}
 
 
 def _samples(dump: Row) -> Iterator[tuple[int, Row]]:
@@ -268,55 +255,48 @@ def _samples(dump: Row) -> Iterator[tuple[int, Row]]:
         yield index, {name: x[i] for name, x in data.items()}
 
 
-def _places(total: int, response: int, padded: int, rank: int, count: int) -> Array:
-    """Return which response tokens a context-parallel rank has: chunks r and 2·count − 1 − r of 2·count."""
-    if not (0 <= rank < count and response < total <= padded):
-        raise ValueError(f"rank {rank} of {count} has no part of {response} of {total} tokens")
-    if count == 1:
-        return np.ones(response, np.bool_)
-    chunk = -(-padded // (2 * count))
-    at = np.arange(total - response - 1, total - 1)  # a token's log-prob lies where the one before it does
-    return np.isin(at // chunk, (rank, 2 * count - 1 - rank))
+def _of_slime(one: Row, dump: Row, row: Row) -> Row:
+    """Return a sample of a train dump, and put what this rank has of its log-probs at their places in `row`.
 
-
-def _tokens(one: Row) -> tuple[Array, Array]:
-    """Return the tokens of a sample's prompt, and of its response."""
-    n, tokens = one["response_lengths"], numbers(one["tokens"], "tokens")
-    if type(n) is not int or not 0 <= n <= len(tokens):
-        raise ValueError(f"the response has no length, or one that exceeds the {len(tokens)} tokens")
-    return tokens[: len(tokens) - n], tokens[len(tokens) - n :]
-
-
-def _of_slime(one: Row, rollout: int, index: int, sampled: Mapping[int, Row]) -> Row:
-    """Return a sample of a train dump, with what the rollout dump beside it says.
-
-    `weight_versions` has a text for each turn (slime), or a list of spans for each call (miles): the weights
-    that sampled first are the row's.
+    Of 2·count chunks of all tokens, a context-parallel rank has those of numbers rank and 2·count − 1 − rank.
     """
-    other, (prompt, response) = sampled.get(index, {}), _tokens(one)
-    logs, reward = {ROLLOUT: other.get(ROLLOUT)} | one, other.get("reward")
-    calls = other.get("weight_versions") or one.get("weight_versions") or ()
-    spans = [span for call in calls for span in (call if isinstance(call, list) else [call])]
-    versions = [str(span["version"] if isinstance(span, dict) else span) for span in spans]
-    return {ours: numbers(logs[name], name) for name, ours in SLIME.items() if logs.get(name) is not None} | {
+    n, tokens = one["response_lengths"], numbers(one["tokens"], "tokens")
+    rank, count, total = dump.get("cp_rank") or 0, dump.get("cp_size") or 1, len(tokens)
+    padded = total if dump.get("qkv_format") == "thd" else one.get("max_seq_lens", total)
+    if not (0 <= rank < count and 0 <= n < total <= padded):
+        raise ValueError(f"rank {rank} of {count} has no part of {n} of {total} tokens")
+    chunk = np.arange(total - n - 1, total - 1) // -(
+        -padded // (2 * count)
+    )  # a log-prob lies before its token
+    at = np.isin(chunk, (rank, 2 * count - 1 - rank)) | (count == 1)
+    for name in SLIME.keys() & one.keys():
+        values = numbers(one[name], name)
+        if len(values) != at.sum():
+            raise ValueError(f"{len(values)} {name}, and rank {rank} of {count} has {at.sum()}")
+        row.setdefault(SLIME[name], np.full(n, np.nan, np.float32))[at] = values
+    return {
         MASK: numbers(one["loss_masks"], "loss_masks"),
-        "token_ids": response,
-        "prompt_ids": prompt,
-        "prompt_length": len(prompt),
-        "rewards": reward if isinstance(reward, int | float) else one.get("rewards"),
-        "group_id": other.get("group_index"),
-        "finish_reason": other.get("status"),
-        "rollout_version": min((int(one) for one in versions if one.isdecimal()), default=None),
-        "step": rollout,
-        "sequence_id": f"{rollout}/{index}",
+        "token_ids": tokens[total - n :],
+        "prompt_ids": tokens[: total - n],
+        "prompt_length": total - n,
+        "rewards": one.get("rewards"),
+        "weight_versions": one.get("weight_versions"),
     }
 
 
-def _sampled(path: Path, rollout: int) -> dict[int, Row]:
-    """Return the samples of the rollout dump beside a train dump: groups, raw rewards, versions."""
-    beside = path.parent.parent / "rollout_data" / f"{rollout}.pt"
-    samples = load(beside)["samples"] if beside.is_file() else ()
-    return {one.get("index", i): one for i, one in enumerate(samples)}
+def _of_rollout(other: Row, row: Row) -> Row:
+    """Return what a rollout dump says of a sample: of its versions (a text, or spans, per call) the first."""
+    own, reward = row.pop("weight_versions"), other.get("reward")
+    calls = other.get("weight_versions") or own or ()
+    spans = [span for call in calls for span in (call if isinstance(call, list) else [call])]
+    versions = [str(span["version"] if isinstance(span, dict) else span) for span in spans]
+    logs = {} if ROLLOUT in row or ROLLOUT not in other else {ROLLOUT: numbers(other[ROLLOUT], ROLLOUT)}
+    return logs | {
+        "rewards": reward if isinstance(reward, int | float) else row["rewards"],
+        "group_id": other.get("group_index"),
+        "finish_reason": other.get("status"),
+        "rollout_version": min((int(one) for one in versions if one.isdecimal()), default=None),
+    }
 
 
 def load(file: Path | io.BytesIO) -> Any:
@@ -330,11 +310,9 @@ def load(file: Path | io.BytesIO) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # of any type, as a damaged pickle does
-        lines = [line for line in map(str.strip, str(error).splitlines()) if line]
-        said = next((line for line in lines if "GLOBAL" in line), lines[0] if lines else type(error).__name__)
-        what = f"{file if isinstance(file, Path) else 'a tensor'}: torch.load refuses it ({said[:120]})"
+        said = " ".join(str(error).split())[:300]
         hint = "was it cut off? if it holds objects of the trainer, docs/trainers/slime.md has a hook"
-        raise DumpError(what, hint) from error
+        raise DumpError(f"{file}: torch.load refuses it ({said})", hint) from error
 
 
 # ---------------------------------------------------------------- SkyRL
@@ -405,11 +383,9 @@ class Form(NamedTuple):
     """A form: whose, what its files are called and hold, how it is told, and what reads it.
 
     Attributes:
-        path: the last two names of a file's path, as a regular expression; empty: any.
+        path: the last two names of a file's path, as a regular expression.
         fields: what the first record has.
-        rows: what reads it; None where a trainer's files have the log-probs of one policy, or of none.
-        page: of docs/trainers, with the hook that writes the log-probs of both.
-        marker: a file that its trainer puts beside files that are finished; empty: none.
+        page: of docs/trainers, with the hook that writes the log-probs of both policies.
     """
 
     name: str
@@ -418,9 +394,8 @@ class Form(NamedTuple):
     holds: str
     path: str
     fields: str
-    rows: Callable[[Sequence[Path]], Rows] | None
+    rows: Callable[[Sequence[Path]], Rows]
     page: str = ""
-    marker: str = ""
 
 
 _BOTH = "rollout and old log-probs, mask, advantages, tokens"
@@ -431,43 +406,22 @@ FORMS = (
     Form("nemo-rl", "NeMo-RL", "train_data_step*.jsonl", f"{_BOTH}, rewards", r".*\.jsonl(\.gz)?",
          "generation_logprobs prev_logprobs input_lengths", nemo_rl, "nemo-rl"),
     Form("prime-rl", "prime-rl", "token_exports/step_*/rank_*.jsonl", _PRIME, r".*\.jsonl(\.gz)?",
-         "inference_logprobs trainer_logprobs loss_mask", prime_rl, "prime-rl", "STABLE"),
+         "inference_logprobs trainer_logprobs loss_mask", prime_rl, "prime-rl"),
     Form("slime", "slime", "train_data/*.pt", _SLIME, r"(?!rollout_data/).*/\d+\.pt", "", slime, "slime"),
     Form("ranks", "miles, slime up to 0.3.1", "train_data/*_*.pt, a file per rank", _SLIME,
          r".*/\d+_\d+\.pt", "", slime, "slime"),
     Form("skyrl", "SkyRL", "dumped_data/*_training_input.pkl", f"{_BOTH}, groups",
          r".*_training_input\.pkl", "", skyrl, "skyrl"),
-    Form("", "verl", "", "", r".*\.jsonl", "input output score", None, "verl"),
-    Form("", "verl", "", "", r".*\.dp|.*/tq_batch\.pt", "", None, "verl"),
-    Form("", "TRL, ms-swift", "", "", "", "prompt completion", None, "trl"),
-    Form("", "slime", "", "", r"rollout_data/.*\.pt", "", None, "slime"),
-    Form("", "miles", "", "", "", "sample_index response_length tokens", None, "slime"),
     Form("jsonl", "", "*.jsonl, *.jsonl.gz", "one object per sequence, a list per token column",
          r".*\.jsonl(\.gz)?", "", json_lines),
 )
 # fmt: on
-PARQUET = Form("parquet", "", "*.parquet", "", "", "", None)
-"""What needs no conversion."""
-ENDINGS = (".jsonl", ".jsonl.gz", ".pt", ".pkl", ".dp")
+ENDINGS = (".jsonl", ".jsonl.gz", ".pt", ".pkl")
 """Endings of files that are of a form."""
 
 
-def fields_of(path: Path) -> set[str]:
-    """Return the fields of a file's first record, or a table's columns."""
-    if ".jsonl" in path.name:
-        return {*next(records(path), ("", {}))[1]}
-    with suppress(pa.ArrowException, OSError, ValueError):  # the reader says what is wrong
-        return set() if path.name.endswith(ENDINGS) else {*pq.read_schema(path).names}
-    return set()
-
-
-def told(path: Path, columns: Mapping[str, str]) -> Form | None:
+def told(path: Path) -> Form | None:
     """Return the form of a file, by its path and the fields of its first record."""
-    place, fields = "/".join(path.absolute().parts[-2:]), fields_of(path)
-    trainer = {*COLUMNS[OLD].called(False), *COLUMNS[CURRENT].called(False)}
-    both = columns or not (trainer.isdisjoint(fields) or {*COLUMNS[ROLLOUT].called(False)}.isdisjoint(fields))
-    for one in FORMS:
-        fits = re.fullmatch(one.path or ".*", place) and fields >= {*one.fields.split()}
-        if fits and (one.rows or not both):  # a hook may add columns to a trainer's own file
-            return one
-    return None if path.name.endswith(ENDINGS) else PARQUET
+    place = "/".join(path.absolute().parts[-2:])
+    fields = {*next(records(path), ("", {}))[1]} if ".jsonl" in path.name else {}
+    return next((x for x in FORMS if re.fullmatch(x.path, place) and {*x.fields.split()} <= {*fields}), None)

@@ -14,15 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from offpol_diag.dump import schema
-from offpol_diag.dump.batch import Array, Batch
-from offpol_diag.dump.hashes import INCREMENT, mix
-from offpol_diag.dump.schema import is_list, is_text
+from offpol_diag.dump.batch import INCREMENT, Array, Batch, mix
 from offpol_diag.errors import DumpError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-Words = npt.NDArray[np.uint64]
 
 FIELDS = {
     "rollout": (schema.ROLLOUT, np.float64),
@@ -35,6 +32,8 @@ FIELDS = {
     "reference": (schema.REFERENCE, np.float64),
 }
 """Field of a batch with a value per token → its column and type."""
+NULL = np.iinfo(np.int64).min
+"""Stands for null among integers; among floats NaN does."""
 
 
 @dataclass(frozen=True)
@@ -60,46 +59,32 @@ class Plan:
 # ---------------------------------------------------------------- rows
 
 
-def starts(lengths: Ints) -> Ints:
-    """Return the start offset of each row, and the end, from lengths: [S] → [S+1] int64."""
-    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-
-
 @dataclass(frozen=True)
 class Ragged:
-    """A column of lists: `values` [N], NaN or 0 where `null`; `lengths` [S], 0 where a row is `absent`."""
+    """A column of lists: `values` [N], null as NaN or `NULL`; `lengths` [S], 0 where a row is `absent`."""
 
     values: Array
-    null: Flags | None
     lengths: Ints
     absent: Flags
 
     @classmethod
     def of(cls, column: pa.Array) -> Ragged:
-        """Convert a column of any Arrow list type; slices and nulls are handled."""
+        """Convert a column of any Arrow list type."""
         lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-        found = dense(column.flatten())  # not `.values`, which covers rows outside of a slice too
-        null = found.is_null().to_numpy(zero_copy_only=False) if found.null_count else None
-        if not pt.is_floating(found.type):  # of floats nulls turn into NaN
-            if not pt.is_integer(found.type) or pt.is_uint64(found.type):
-                found = found.cast(pa.uint8() if pt.is_boolean(found.type) else pa.int64(), safe=False)
-            found = found if null is None else found.fill_null(0)
-        values = found.to_numpy(zero_copy_only=False)
-        values = values.astype(np.float32) if values.dtype == np.float16 else values
-        return cls(values, null, lengths, column.is_null().to_numpy(zero_copy_only=False))
+        flat = dense(column.flatten())  # not `.values`, which covers rows outside of a slice too
+        if pt.is_null(flat.type):
+            flat = flat.cast(pa.float64())
+        elif pt.is_boolean(flat.type):
+            flat = flat.cast(pa.uint8())
+        if pt.is_integer(flat.type) and (flat.null_count or pt.is_uint64(flat.type)):
+            flat = flat.cast(pa.int64(), safe=False).fill_null(NULL)
+        absent = column.is_null().to_numpy(zero_copy_only=False)
+        return cls(flat.to_numpy(zero_copy_only=False), lengths, absent)
 
     @cached_property
     def offsets(self) -> Ints:
         """Start offset of each row, and the end, [S+1]."""
-        return starts(self.lengths)
-
-    @cached_property
-    def span(self) -> tuple[float, float]:
-        """Return the smallest and the largest value: NaN if any is NaN, (0, 0) if there are none."""
-        if not self.values.size:
-            return 0.0, 0.0
-        with np.errstate(invalid="ignore"):
-            return self.values.min().item(), self.values.max().item()
+        return np.concatenate(([0], np.cumsum(self.lengths)))
 
 
 def dense(column: pa.Array) -> pa.Array:
@@ -144,21 +129,13 @@ class Rows:
 
     @cached_property
     def lists(self) -> dict[str, Ragged]:
-        """The columns with a value per token."""
-        found = {role: one for role, one in self.columns.items() if is_list(one.type)}
-        return {role: Ragged.of(one) for role, one in found.items() if role != schema.PROMPT_IDS}
+        """The columns of lists; those of prompts have lengths of their own."""
+        return {role: Ragged.of(x) for role, x in self.columns.items() if schema.is_list(x.type)}
 
-    @cached_property
-    def prompts(self) -> Ragged | None:
-        """The tokens before each response; None where the dump lacks them."""
-        found = self.columns.get(schema.PROMPT_IDS)
-        return None if found is None else Ragged.of(found)
-
-    def numbers(self, *roles: str) -> dict[str, Floats]:
-        """Return columns with one number per row, [S], NaN where null."""
-        there = [role for role in roles if role in self.columns and not is_list(self.columns[role].type)]
-        cast = (dense(self.columns[role]).cast(pa.float64(), safe=False) for role in there)
-        return {role: np.array(x.to_numpy(zero_copy_only=False)) for role, x in zip(there, cast, strict=True)}
+    def numbers(self, role: str) -> Floats:
+        """Return a column with one number per row, [S], NaN where null."""
+        wide = dense(self.columns[role]).cast(pa.float64(), safe=False)
+        return np.array(wide.to_numpy(zero_copy_only=False))
 
     @property
     def lengths(self) -> Ints:
@@ -182,7 +159,7 @@ class Rows:
         return np.flatnonzero(self.live)
 
 
-# ---------------------------------------------------------------- rows → batch
+# ---------------------------------------------------------------- labels
 
 
 def plain(column: pa.Array) -> pa.Array:
@@ -197,9 +174,7 @@ def plain(column: pa.Array) -> pa.Array:
         return pc.if_else(pc.is_nan(wide), None, wide)
     if pt.is_integer(column.type) or pt.is_boolean(column.type) or pt.is_null(column.type):
         return column
-    if pt.is_fixed_size_binary(column.type):  # UUIDs are
-        return pa.array([None if one is None else one.hex() for one in column.to_pylist()], pa.string())
-    column = column.cast(pa.large_binary()) if is_text(column.type) else column  # which text is not checked
+    column = column.cast(pa.large_binary()) if schema.is_text(column.type) else column  # bytes are checked
     return column.cast(pa.large_string())
 
 
@@ -207,7 +182,7 @@ def labels(rows: Rows) -> dict[str, list[Any]]:
     """Return the labels of sequences by name: lists of length S, None where null.
 
     A missing `sequence_id` is the row's number in the whole dump; a missing `policy_lag` is the difference of
-    the versions.
+    the versions; `prompt_length` is that of `prompt_ids` where these are there.
     """
     plan, found = rows.plan, dict[str, list[Any]]()
     names = {role: plan.columns[role] for role in schema.LABELS if role in plan.columns}
@@ -217,26 +192,28 @@ def labels(rows: Rows) -> dict[str, list[Any]]:
         except pa.ArrowException as error:
             found[ours] = [None] * rows.many
             if name not in plan.described:  # for which nobody asked
-                what = (
-                    f"{rows.where}, rows {rows.row[0]} to {rows.row[-1]}, column {name!r}: no label ({error})"
-                )
-                raise DumpError(what, "write the column again as numbers or UTF-8 text") from error
+                place = f"{rows.where}, rows {rows.row[0]} to {rows.row[-1]}, column {name!r}"
+                hint = "write the column again as numbers or UTF-8 text"
+                raise DumpError(f"{place}: no label ({error})", hint) from error
     if schema.SEQUENCE not in found:
         found = {schema.SEQUENCE: rows.number.tolist()} | found
     if schema.ROLLOUT_VERSION in found and schema.TRAIN_VERSION in found:
         pairs = zip(found[schema.TRAIN_VERSION], found[schema.ROLLOUT_VERSION], strict=True)
         found = {schema.LAG: [None if None in pair else pair[0] - pair[1] for pair in pairs]} | found
-    if lists := rows.prompts:
-        cut = zip(np.split(lists.values, lists.offsets[1:-1]), lists.absent, strict=True)
+    if prompts := rows.lists.get(schema.PROMPT_IDS):
+        cut = zip(np.split(prompts.values, prompts.offsets[1:-1]), prompts.absent, strict=True)
         ids = [None if none else one for one, none in cut]
         lengths: list[Any] = [None if x is None else len(x) for x in ids]
         found = {schema.PROMPT_LENGTH: lengths, schema.PROMPT_IDS: ids} | found
     return found
 
 
+# ---------------------------------------------------------------- rows → batch
+
+
 def pack(rows: Rows) -> Batch:
     """Pack good rows into a batch."""
-    scalars = labels(rows)  # first: it refuses text that the keys could not hash
+    scalars = labels(rows)
     offsets, kept = np.searchsorted(rows.kept, rows.offsets), rows.kept
     lengths, all_kept = np.diff(offsets), kept.size == rows.live.size
     arrays: dict[str, Array] = {"cu_seqlens": offsets, "masked": rows.lengths - lengths}
@@ -244,13 +221,13 @@ def pack(rows: Rows) -> Batch:
         if role in rows.lists:
             values = rows.lists[role].values  # what Arrow decoded is read-only: it is copied in any case
             arrays[field] = values.astype(dtype) if all_kept else values[kept].astype(dtype, copy=False)
-    one = rows.numbers(schema.ADVANTAGES, schema.REWARDS)
-    arrays |= {"rewards": one[schema.REWARDS]} if schema.REWARDS in one else {}
-    if schema.ADVANTAGES in one:  # one per sequence: every token has it
-        arrays["advantages"] = np.repeat(one[schema.ADVANTAGES], lengths)
+        elif role == schema.ADVANTAGES and role in rows.columns:  # one per sequence: every token has it
+            arrays[field] = np.repeat(rows.numbers(role), lengths)
+    if schema.REWARDS in rows.columns:
+        arrays["rewards"] = rows.numbers(schema.REWARDS)
     filled, position = lengths > 0, kept
     first = rows.offsets[:-1][filled]
-    if (stated := rows.lists.get(schema.POSITION)) is not None:  # which may start at any number
+    if stated := rows.lists.get(schema.POSITION):  # which may start at any number
         position, first = stated.values[kept].astype(np.int64), stated.values[first]
     position = position - np.repeat(first, lengths[filled])
     begins = np.zeros(len(position) + 1, np.bool_)
@@ -258,9 +235,6 @@ def pack(rows: Rows) -> Batch:
     begins[offsets] = True
     key = keys(scalars.get(schema.GROUP), arrays["rollout"], position, offsets)
     return Batch(**arrays, position=position, cu_runs=np.flatnonzero(begins), key=key, scalars=scalars)
-
-
-# ---------------------------------------------------------------- keys
 
 
 def keys(groups: list[Any] | None, rollout: Floats, position: Ints, offsets: Ints) -> Ints:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,9 +19,9 @@ import pyarrow.types as pt
 
 from offpol_diag.dump import schema
 from offpol_diag.dump.batch import Batch, joined
-from offpol_diag.dump.check import Seen, Skipped, good_rows, judge, remark, signs
+from offpol_diag.dump.check import Seen, good_rows
 from offpol_diag.dump.long import gathered
-from offpol_diag.dump.pack import Ints, Plan, Rows, dense, pack, starts
+from offpol_diag.dump.pack import Ints, Plan, Rows, dense, pack
 from offpol_diag.dump.sources import Location, find
 from offpol_diag.dump.writer import KEY
 from offpol_diag.errors import DumpError
@@ -30,29 +30,23 @@ from offpol_diag.printable import cleaned
 Progress = Callable[[int], None]
 Placed = tuple[str, Ints, pa.RecordBatch]
 """File and row group of a table, the number of each row in the file, and the table."""
-IGNORED: Progress = lambda rows: None  # noqa: E731
 READ_ERRORS = (pa.ArrowException, OSError, ValueError)
 """What pyarrow raises on damaged files: OSError from codecs, ValueError from text."""
 BUFFER = 1 << 20
 """Bytes of a column per read of a local file; remote row groups are fetched with all columns at once."""
-BATCH = 1 << 18
+BATCH = 3 << 16
 """Tokens per batch, and decoded at once, unless others are asked for, or a sequence is longer."""
-FINITE: Any = dict.fromkeys(
-    ("parse_constant", "parse_float"), lambda x: y if math.isfinite(y := float(x)) else None
-)
-"""How JSON is read of which a result is made: it holds no infinity, and 1e999 is one."""
 MOST_ROWS = 1 << 13
 """Most sequences per table, and per batch: what is computed of each takes memory however short it is."""
 RECYCLED = (32 << 20) - (64 << 10)
 """Bytes just below glibc's largest mmap threshold: having freed such a block, malloc keeps smaller ones."""
-WHOLE = re.compile(r"-?\d{1,18}")
-"""A value of a hive partition that is an integer."""
 MOST_SHARDS = 4096
 MOST_DESCRIBED, SMALL, FEW = 16, 64, 256
 """Most columns without a role that are read, mean bytes of their texts, and tokens looked at for that."""
-
-
-# ---------------------------------------------------------------- files
+FINITE: Any = dict.fromkeys(
+    ("parse_constant", "parse_float"), lambda x: y if math.isfinite(y := float(x)) else None
+)
+"""How JSON is read of which a result is made: it holds no infinity, and 1e999 is one."""
 
 
 class Group(NamedTuple):
@@ -73,7 +67,6 @@ class Part:
         columns: canonical name → its column; empty where it has no row.
         provenance: how the numbers were made, from the file's metadata.
         groups: all its row groups, of which those in `span` are read.
-        state: size and time of the file; empty where another machine may hold a copy.
     """
 
     path: Location
@@ -83,7 +76,6 @@ class Part:
     provenance: dict[str, object]
     groups: tuple[Group, ...]
     span: range
-    state: tuple[int, ...]
 
     @classmethod
     def of(cls, path: Location, words: Collection[str], given: Mapping[str, str]) -> Part:
@@ -92,10 +84,10 @@ class Part:
         Raises:
             DumpError: it cannot be read, or a column is missing, ambiguous or of the wrong type.
         """
+        own = {}
         try:
             with opened(path) as file:
-                found, metadata, state = file.schema_arrow, file.metadata, path.state
-            own = {}
+                found, metadata = file.schema_arrow, file.metadata
             for key, text in path.partitions.items():
                 if key not in found.names:
                     number = None if key in words or text is None else int(text)
@@ -103,73 +95,43 @@ class Part:
                     found = found.append(pa.field(key, own[key].type))
             said = json.loads((metadata.metadata or {}).get(KEY, b"{}"), **FINITE)
             groups = [metadata.row_group(at) for at in range(metadata.num_row_groups) if metadata.num_rows]
-            paths = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
+            leaves = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
         except READ_ERRORS as error:
-            raise unreadable(path, error) from error
-        columns = schema.resolve(found, given, str(path)) if metadata.num_rows else {}
+            hint = "check that it may be read, or dump it again; `convert --list` says what else is read"
+            raise DumpError(f"{path}: cannot be read as Parquet ({first_line(error)})", hint) from error
+        columns = schema.resolve(found, given, str(path)) if groups else {}
         rollout = f"{columns.get(schema.ROLLOUT)}."
-        leaf = next((at for at, name in enumerate(paths) if f"{name}.".startswith(rollout)), 0)
+        leaf = next((at for at, name in enumerate(leaves) if f"{name}.".startswith(rollout)), 0)
         counts = [
             Group(x.num_rows, x.total_byte_size, max(x.column(leaf).num_values, x.num_rows, 1))
             for x in groups
         ]
-        provenance = said if isinstance(said, dict) else {}
-        return cls(path, found, own, columns, provenance, tuple(counts), range(len(counts)), state)
+        said = said if isinstance(said, dict) else {}
+        return cls(path, found, own, columns, said, tuple(counts), range(len(counts)))
 
-    def tables(self, names: Sequence[str], most: int, progress: Progress = IGNORED) -> Iterator[Placed]:
-        """Yield the rows in order, in tables of even size.
-
-        Args:
-            names: the columns.
-            most: log-probs of a table, about.
-            progress: called with the number of rows just read.
+    def tables(self, names: Sequence[str], most: int, progress: Progress) -> Iterator[Placed]:
+        """Yield the rows in order, in tables of even size and about `most` tokens.
 
         Raises:
-            DumpError: the file cannot be read, or is another one by now: rows of two files must not mix.
+            DumpError: the file cannot be read, in Arrow's words.
         """
-        stored = [name for name in names if name not in self.partitions]
+        where, row = str(self.path), 0
         try:
-            parquet, state = opened(self.path), self.state or self.path.state
-        except READ_ERRORS as error:
-            raise unreadable(self.path, error) from error
-        for at in self.span:
-            group, row = self.groups[at], sum(one.rows for one in self.groups[:at])
-            end, where = row + group.rows, f"{self.path}, row group {at}"
-            size = max(-(-group.rows // -(-group.tokens // most)), 1)
-            try:
-                for table in parquet.iter_batches(size, [at], stored):
+            parquet = opened(self.path)
+            for at in self.span:
+                group, row = self.groups[at], sum(one.rows for one in self.groups[:at])
+                where, size = f"{self.path}, row group {at}", max(-(-group.rows * most // group.tokens), 1)
+                for table in parquet.iter_batches(size, [at], [x for x in names if x not in self.partitions]):
                     for key, value in self.partitions.items():
                         table = table.append_column(key, pa.repeat(value, table.num_rows))
-                    if self.path.state != state:
-                        hint = "wait until its writer has ended, or read a copy; then read again"
-                        raise DumpError(f"{self.path}: the file was changed while it was read", hint)
-                    many = table.num_rows
-                    progress(many)
-                    yield where, np.arange(row, row + many), table
-                    row += many
+                    progress(table.num_rows)
+                    yield where, np.arange(row, row + table.num_rows), table
+                    row += table.num_rows
                     del table  # frees it before the next one is read
-                if row != end:
-                    raise EOFError("not the rows its footer had")
-            except MemoryError as error:  # Arrow's is one
-                hint = "leave more memory free, say --threads 1, or write smaller row groups"
-                raise DumpError(
-                    f"{where}: there is not enough memory to read it ({said(error)})", hint
-                ) from error
-            except (*READ_ERRORS, EOFError) as error:
-                odd = self._unread(at, stored)
-                what = f"{where}, from row {row} on, column {odd}: the data cannot be read ({said(error)})"
-                hint = "the file is damaged: copy it again and compare sizes; if the error stays, dump again"
-                raise DumpError(what, hint) from error
-
-    def _unread(self, group: int, names: Sequence[str]) -> str:
-        """Return the first column of a row group that cannot be read by itself."""
-        for name in names:
-            try:
-                for _ in opened(self.path).iter_batches(1024, [group], [name]):
-                    pass
-            except READ_ERRORS:
-                return repr(name)
-        return "unknown"
+        except READ_ERRORS as error:
+            hint = "the file is damaged, or memory is short: copy it again, or dump it in smaller row groups"
+            what = f"{where}, from row {row} on: the data cannot be read ({first_line(error)})"
+            raise DumpError(what, hint) from error
 
 
 def opened(path: Location) -> pq.ParquetFile:
@@ -180,15 +142,14 @@ def opened(path: Location) -> pq.ParquetFile:
     )
 
 
-def unreadable(path: Location, error: Exception) -> DumpError:
-    """Say that a file is not there, no Parquet file, or cut off, in Arrow's words."""
-    hint = "check that it may be read; copy or dump it again; `convert --list` says what other forms are read"
-    return DumpError(f"{path}: cannot be read as Parquet ({said(error)})", hint)
-
-
-def said(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of an error message without secrets, or the name of the error's type."""
     return cleaned((str(error).splitlines() or [type(error).__name__])[0])
+
+
+def named(files: Sequence[object]) -> str:
+    """Return the names of the first files, and how many more there are."""
+    return f"{', '.join(map(str, files[:3]))}{f' and {len(files) - 3} more' if len(files) > 3 else ''}"
 
 
 # ---------------------------------------------------------------- the dump
@@ -225,7 +186,7 @@ class Dump:
         plan: what is read of each row.
         skip: whether bad rows are left out.
         batch_tokens: tokens per batch, masked ones included.
-        remarks: what is to be said about how its files were made.
+        notes: what is to be said about how its files were made.
         long: whether a row is a token.
         seen: what the latest pass has seen; complete when the pass has ended.
         folder: what keeps its temporary file alive, or None.
@@ -237,7 +198,7 @@ class Dump:
     plan: Plan
     skip: bool
     batch_tokens: int
-    remarks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     long: bool = False
     seen: Seen = field(default_factory=Seen)
     folder: object = field(default=None, compare=False, repr=False)
@@ -259,17 +220,6 @@ class Dump:
         """Number of tokens, masked ones and one of each empty sequence included."""
         return sum(group.tokens for _, _, group in self.groups)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Warnings from opening and from the latest pass; complete when the pass has ended."""
-        found = ((self.plan.columns[role], one) for role, one in self.seen.signs.items() if one.above)
-        return *self.remarks, *(remark(column, one) for column, one in found)
-
-    @property
-    def above_0(self) -> dict[str, int]:
-        """Log-probs above 0 of the latest pass, by column."""
-        return {self.plan.columns[role]: one.above for role, one in self.seen.signs.items() if one.above}
-
     def shards(self, size: int) -> list[Dump]:
         """Divide the dump between row groups into dumps of about `size` uncompressed bytes.
 
@@ -280,14 +230,14 @@ class Dump:
         found, held, weight, before, end = list[Dump](), list[Part](), 0, 0, 0
         for part, at, group in self.groups:
             begin = held.pop().span.start if held and held[-1].path == part.path else at
-            held.append(replace(part, span=range(begin, at + 1), state=()))
+            held.append(replace(part, span=range(begin, at + 1)))
             weight, end = weight + group.size, end + group.rows
             if (weight >= size and not self.long) or end == rows:
                 one = replace(self, parts=held, seen=Seen(), folder=None, shard=True, before=before)
                 found, held, weight, before = [*found, one], [], 0, end
         return found
 
-    def batches(self, progress: Progress = IGNORED) -> Iterator[Batch]:
+    def batches(self, progress: Progress = lambda rows: None) -> Iterator[Batch]:
         """Yield the sequences as CPU float64 batches, in the order of the files; can be called repeatedly.
 
         A batch has at most about `batch_tokens` tokens, or one sequence. `progress` is called with the number
@@ -298,6 +248,7 @@ class Dump:
                 every row is skipped or every token masked.
         """
         np.empty(RECYCLED, np.uint8)  # makes malloc reuse memory between batches; it is never touched
+        pa.set_memory_pool(pa.system_memory_pool())  # and Arrow use what NumPy has freed
         self.seen, held, tokens, sequences = Seen(), list[Batch](), 0, 0
 
         def whole() -> Batch:
@@ -306,13 +257,13 @@ class Dump:
             return found
 
         for rows in self.read(self.plan.names, self.batch_tokens, progress):
-            many, skipped = rows.many, Skipped()
-            rows = good_rows(rows, skipped if self.skip else None)
-            self.seen.add(Seen(many, rows.kept.size, skipped, signs(rows)))
-            batch = pack(rows) if rows.many else None
-            del rows  # frees the table before the next one is read
-            if batch is None:
+            self.seen.rows += rows.many
+            rows = good_rows(rows, self.seen if self.skip else None)
+            if not rows.many:
                 continue
+            self.seen.count(rows)
+            batch = pack(rows)
+            del rows  # frees the table before the next one is read
             tokens, sequences = tokens + batch.tokens, sequences + batch.sequences
             if held and (tokens > self.batch_tokens or sequences > MOST_ROWS):
                 yield whole()
@@ -329,20 +280,20 @@ class Dump:
 
     def judge(self) -> None:
         """Refuse the dump for what a whole pass has seen: a wrong sign, no token."""
-        for one in self.seen.signs.values():
-            judge(one)
+        self.seen.judge()
         if self.seen.tokens:
             return
-        name, skipped = named([part.path for part in self.parts]), self.seen.skipped
-        if skipped.count and skipped.count == self.seen.rows:
-            what = f"{name}: every row was skipped, all {skipped.count}; the first: {skipped.examples[0]}"
-            raise DumpError(what, "mend what is wrong with the first, then read again")
-        mask = self.plan.columns.get(schema.MASK)
+        name, mask = named([part.path for part in self.parts]), self.plan.columns.get(schema.MASK)
+        if self.seen.skipped and self.seen.skipped == self.seen.rows:
+            what = f"every row was skipped, all {self.seen.rows}; the first: {self.seen.examples[0]}"
+            raise DumpError(f"{name}: {what}", "mend what is wrong with the first, then read again")
         hint = f"column {mask!r} excludes every token; 1 is a token that counts, 0 one that does not"
         what = f"{name}: no token is left in {self.seen.rows} rows"
         raise DumpError(what, hint if mask else "every list is empty; check the writer")
 
-    def read(self, names: Sequence[str] | None, most: int, progress: Progress = IGNORED) -> Iterator[Rows]:
+    def read(
+        self, names: Sequence[str] | None, most: int, progress: Progress = lambda rows: None
+    ) -> Iterator[Rows]:
         """Yield the rows with some columns (None: all), at most `most` tokens or one row at once."""
         number, seen, rollout = self.before, set[object](), self.plan.columns[schema.ROLLOUT]
         for part in self.parts:
@@ -350,8 +301,8 @@ class Dump:
             tables = part.tables([name for name in names or there if name in there], most, progress)
             tables = gathered(tables, self.plan.columns, str(part.path), seen) if self.long else tables
             for where, row, table in tables:
-                lengths = pc.list_value_length(table.column(rollout)).fill_null(0)
-                offsets, begin = starts(lengths.to_numpy()), 0
+                lengths = pc.list_value_length(table.column(rollout)).fill_null(0).to_numpy()
+                offsets, begin = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))), 0
                 while begin < table.num_rows:
                     fit = int(np.searchsorted(offsets, offsets[begin] + most, side="right")) - 1
                     end = min(max(fit, begin + 1), begin + MOST_ROWS)
@@ -390,12 +341,11 @@ def open_dump(
     files = [one for one in sources if isinstance(one, Location)] or find([str(one) for one in sources])
     files = [one if one.store else replace(one, path=str(Path(one.path).absolute())) for one in files]
     texts = [(key, text) for one in files for key, text in one.partitions.items() if text is not None]
-    words = {key for key, text in texts if not WHOLE.fullmatch(text)}  # of a hive partition, in every file
+    words = {key for key, text in texts if not re.fullmatch(r"-?\d{1,18}", text)}  # text in every file
     parts = [Part.of(path, words, given) for path in files]
     filled = [part for part in parts if part.columns]
     if not filled:
-        what = f"{named(files)}: the dump is empty: it has no row"
-        raise DumpError(what, "check that its writer was closed")
+        raise DumpError(f"{named(files)}: the dump is empty: it has no row", "was its writer closed?")
     first = filled[0]
     found, long = dict(first.columns), schema.is_long(first.schema, given)
     known = {name for name in schema.LABELS if name in found}
@@ -412,81 +362,46 @@ def open_dump(
         found.pop(schema.PROMPT_IDS, None)
     plan = Plan(found, extra, () if long else _described(filled, {*found.values(), *extra}))
     there = dict.fromkeys(name for part in filled for name in part.schema.names)
+    said: dict[str, list[object]] = {}
+    for key, value in (pair for part in parts for pair in part.provenance.items()):
+        said[key] = [*(one for one in said.get(key, ()) if one != value), value]
     info = DumpInfo(
         files=tuple(str(part.path) for part in parts),
         columns={role: name for role, name in found.items() if role != schema.PROMPT_IDS},
-        provenance=_merged(part.provenance for part in parts),
+        provenance={key: values[0] if len(values) == 1 else values for key, values in said.items()},
         others=(*extra, *plan.described),
         ignored=tuple(name for name in there if name not in {*plan.names, *schema.RESCORED}),
         prompts=found.get(schema.PROMPT_IDS, ""),
     )
-    remarks = () if schema.MASK in found else tuple(_unmasked(first, info))
-    return Dump(info, filled, plan, on_bad_row == "skip", max(1, batch_tokens), remarks, long)
-
-
-def named(files: Sequence[object]) -> str:
-    """Return the names of the first files, and how many more there are."""
-    return f"{', '.join(map(str, files[:3]))}{f' and {len(files) - 3} more' if len(files) > 3 else ''}"
-
-
-def _merged(provenances: Iterable[dict[str, object]]) -> dict[str, object]:
-    """Merge the provenance of files: one value where they agree, else the list of distinct values."""
-    seen: dict[str, list[object]] = {}
-    for key, value in (pair for one in provenances for pair in one.items()):
-        seen[key] = [*(one for one in seen.get(key, ()) if one != value), value]
-    return {key: values[0] if len(values) == 1 else values for key, values in seen.items()}
+    return Dump(info, filled, plan, on_bad_row == "skip", max(1, batch_tokens), long=long)
 
 
 def _require_same(first: Part, part: Part, extra: Sequence[str]) -> None:
     """Refuse a file whose columns differ from the first file's; it may lack prompts."""
-    one, two = first.columns, part.columns
-    for role in dict.fromkeys((*one, *two, *extra)):
-        names = one.get(role, role), two.get(role, role)
-        types = [
-            x.schema.field(name).type
-            for x, name in zip((first, part), names, strict=True)
-            if name in x.schema.names
-        ]
+    for role in dict.fromkeys((*first.columns, *part.columns, *extra)):
+        names = [one.columns.get(role, role) for one in (first, part)]
+        pairs = zip((first, part), names, strict=True)
+        types = [one.schema.field(name).type for one, name in pairs if name in one.schema.names]
         kinds = {(schema.is_text(kind), schema.is_list(kind)) for kind in types if not pt.is_null(kind)}
         if role != schema.PROMPT_IDS and (names[0] != names[1] or len(types) < 2 or len(kinds) > 1):
-            name = two.get(role) or one.get(role, role)
+            name = part.columns.get(role) or first.columns.get(role, role)
             what = f"{first.path} and {part.path} differ: column {name!r} is not in both, or not of one kind"
             raise DumpError(what, "read files of one form at a time, or write them alike")
 
 
 def _described(parts: Sequence[Part], used: Collection[str]) -> tuple[str, ...]:
-    """Return columns of short text, integers or booleans without a role that all files have alike."""
-    first, found = parts[0], dict[str, bool]()
-    for one in first.schema:
-        alike = [x.schema.field(at).type for x in parts for at in x.schema.get_all_field_indices(one.name)]
+    """Return small columns of text, integers or booleans without a role that all files have alike."""
+    found = dict[str, bool]()
+    for one in parts[0].schema:
         kind = schema.plain_type(one.type)
         text = pt.is_string(kind) or pt.is_large_string(kind)
-        small = text or pt.is_integer(kind) or pt.is_boolean(kind)
-        if small and one.name not in used and alike == [one.type] * len(parts):
+        alike = all(x.schema.names.count(one.name) == 1 and x.schema.field(one.name) == one for x in parts)
+        if (text or pt.is_integer(kind) or pt.is_boolean(kind)) and alike and one.name not in used:
             found[one.name] = text
     if texts := [name for name, text in found.items() if text]:
         with suppress(DumpError):  # which reading will find
-            _, _, table = next(first.tables(texts, FEW))
+            _, _, table = next(parts[0].tables(texts, FEW, lambda rows: None))
             for name in texts:
                 if (pc.mean(pc.binary_length(dense(table.column(name)))).as_py() or 0) > SMALL:
                     del found[name]
     return tuple(found)[:MOST_DESCRIBED]
-
-
-def _unmasked(first: Part, info: DumpInfo) -> Iterator[str]:
-    """Say what may be padding or a mask where no column is the mask."""
-    column, names = info.columns[schema.ROLLOUT], first.schema.names
-    if pt.is_fixed_size_list(first.schema.field(column).type):
-        what = f"{column!r} is padded to one length and there is no {schema.MASK}"
-        yield f"{what}: padding, if any, counts as tokens"
-    once = (name for name in info.ignored if names.count(name) == 1)
-    lists = {name: kind for name in once if schema.is_list(kind := first.schema.field(name).type)}
-    flags = [
-        name
-        for name, kind in lists.items()
-        if str(kind.value_type) in ("bool", "int8", "uint8") or "mask" in name.lower()
-    ]
-    if flags:
-        ways = " or ".join(f"--columns mask={name}" for name in flags[:3])
-        what = f"there is no {schema.MASK}, so every token counts; if a list that is not read is the mask"
-        yield f"{what}, say {ways}"

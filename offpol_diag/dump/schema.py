@@ -133,6 +133,12 @@ LABELS = (SEQUENCE, GROUP, *COUNTS, FINISH_REASON, *DIGESTS)
 """Columns that a batch has as `scalars`."""
 RESCORED = ("reference_entropy", "reference_rank")
 """Columns that `rescore` alone reads."""
+HOOKS = {
+    "verl": "input output score",
+    "trl": "prompt completion",
+    "slime": "sample_index response_length tokens",
+}
+"""Page of docs/trainers → fields of what its trainer writes by itself: one policy's log-probs, or none."""
 NONE = "none"
 """Given to `--columns` for a column's name: the dump has none."""
 MOST_LISTED = 50
@@ -155,20 +161,6 @@ def is_text(dtype: pa.DataType) -> bool:
     """Return whether a type is text or bytes of any length."""
     texts = T, pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()
     return plain_type(dtype) in texts
-
-
-def misfit(column: Column, dtype: pa.DataType, long: bool) -> str:
-    """Return what a column needs to hold, if it does not; null throughout will do for all but the rollout."""
-    lists = is_list(dtype)
-    inner, either = plain_type(dtype.value_type if lists else dtype), column.holds == "either" and not long
-    listed = column.holds == "list" or (column.holds == "tokens" and not long) or (either and lists)
-    empty = pt.is_null(dtype) and column.name != ROLLOUT
-    if empty or (lists == listed and (pt.is_null(inner) or column.takes(inner))):
-        return ""
-    if either:
-        return "one number or a list of numbers per row"
-    several = "0 and 1" if column.stored == B else f"{column.kind}s"
-    return f"a list of {several} per row" if listed else f"one {column.kind} per row"
 
 
 def is_long(schema: pa.Schema, given: Mapping[str, str]) -> bool:
@@ -195,21 +187,20 @@ def assigned(names: Sequence[str], given: Mapping[str, str], file: str, long: bo
         if word not in words:
             hint = did_you_mean(word, list(words)) or f"the parts are {', '.join(words)}"
             raise DumpError(f"--columns {word}={column}: no part is called {word!r}", hint)
-        if column != NONE and column in found.values():
-            what = f"--columns: {column!r} is given two parts"
-            raise DumpError(what, "each part needs a column of its own")
+        if column != NONE:
+            once(column, names, f"{file}: --columns")
+            if column in found.values():
+                what = f"--columns: {column!r} is given two parts"
+                raise DumpError(what, "each part needs a column of its own")
         found[words[word]] = column
-    if absent := [one for one in found.values() if one != NONE and one not in names]:
-        some = "are no columns" if len(absent) > 1 else "is no column"
-        raise DumpError(f"{file}: there {some} {' and '.join(map(repr, absent))}", meant(absent, names))
     for one in (one for one in TABLE if one.name not in found and one.name not in RESCORED):
         there = [name for name in one.called(long) if name in names and name not in found.values()]
         if len(there) > 1 and "mask" in there:
             there.remove("mask")  # beside a name that says more it may be anything
         if len(there) > 1:
-            word = one.short or one.name
-            ways = " or ".join(f"--columns {word}={name}" for name in there)
-            raise DumpError(f"{file}: {' and '.join(there)} can each be the {word}", f"say which: {ways}")
+            ways = " or ".join(f"--columns {one.short or one.name}={name}" for name in there)
+            what = f"{file}: {' and '.join(there)} can each be the {one.short or one.name}"
+            raise DumpError(what, f"say which: {ways}")
         if there:
             found[one.name] = there[0]
     return {one.name: found[one.name] for one in TABLE if found.get(one.name, NONE) != NONE}
@@ -221,55 +212,54 @@ def resolve(schema: pa.Schema, given: Mapping[str, str], file: str) -> dict[str,
     Raises:
         DumpError: one is missing, is there twice, or holds something else.
     """
-    long, names = is_long(schema, given), schema.names
-    found = assigned(names, given, file, long)
-    require(found, names, file, long)
+    long = is_long(schema, given)
+    found = assigned(schema.names, given, file, long)
+    require(found, schema.names, file, long)
     for name, column in found.items():
-        once(column, names, file)
+        once(column, schema.names, file)
         if needs := misfit(COLUMNS[name], schema.field(column).type, long):
             what = f"{file}: column {column!r} holds {schema.field(column).type}, and {needs} is needed"
             hint = "write the column again in that type, or give the part to another column with --columns"
             raise DumpError(what, hint)
-    for one, other in (DIGESTS, DIGESTS[::-1]):
-        if one in found and other not in found:
-            hint = f"digests are compared: write both, or leave this one out with --columns {one}={NONE}"
-            raise DumpError(f"{file}: column {found[one]!r} is there without {other!r}", hint)
     return found
 
 
+def misfit(column: Column, dtype: pa.DataType, long: bool) -> str:
+    """Return what a column needs to hold, if it does not; null throughout will do for all but the rollout."""
+    lists, either = is_list(dtype), column.holds == "either" and not long
+    inner = plain_type(dtype.value_type if lists else dtype)
+    listed = column.holds == "list" or (column.holds == "tokens" and not long) or (either and lists)
+    empty = pt.is_null(dtype) and column.name != ROLLOUT
+    if empty or (lists == listed and (pt.is_null(inner) or column.takes(inner))):
+        return ""
+    if either:
+        return "one number or a list of numbers per row"
+    several = "0 and 1" if column.stored == B else f"{column.kind}s"
+    return f"a list of {several} per row" if listed else f"one {column.kind} per row"
+
+
 def require(
-    found: Collection[str], names: Sequence[str], file: str, long: bool = False, way: str = ""
+    found: Collection[str], names: Sequence[str], file: str, long: bool = False, page: str = ""
 ) -> None:
-    """Refuse what lacks a column that an analysis needs; `way` is what to do instead of naming it."""
+    """Refuse what lacks a column that an analysis needs, and name the page of a hook that writes it."""
     absent = {} if ROLLOUT in found else {ROLLOUT: "rollout"}
     absent |= {} if {OLD, CURRENT} & {*found} else {f"{OLD} or {CURRENT}": "old"}
     absent |= {f"{SEQUENCE} (there is one row per token)": SEQUENCE} if long and SEQUENCE not in found else {}
     if absent:
-        way = (
-            way
-            or f"name {'it' if len(absent) == 1 else 'them'} with --columns {'=…,'.join(absent.values())}=…"
-        )
-        what = f"{file}: no column holds {', and none '.join(absent)}"
-        raise DumpError(what, f"{way}; the columns are {listed(names)}")
+        page = next((one for one, fields in HOOKS.items() if {*fields.split()} <= {*names}), page)
+        hint = f"name it with --columns {'=…,'.join(absent.values())}=…; the columns are {listed(names)}"
+        hint = f"docs/trainers/{page}.md has a hook that writes the log-probs of both" if page else hint
+        raise DumpError(f"{file}: no column holds {', and none '.join(absent)}", hint)
 
 
 def once(column: str, names: Sequence[str], file: str) -> None:
     """Refuse a column that is there twice, or not at all."""
     if column not in names:
-        raise DumpError(f"{file}: there is no column {column!r}", meant([column], names))
+        hint = did_you_mean(column, list(names)) or f"the columns are {listed(names)}"
+        raise DumpError(f"{file}: there is no column {column!r}", hint)
     if names.count(column) > 1:
         hint = "write the file again with one of them renamed"
         raise DumpError(f"{file}: two columns are called {column!r}", hint)
-
-
-def meant(columns: Sequence[str], names: Sequence[str]) -> str:
-    """Return a hint on columns that a file lacks."""
-    for one in columns:
-        if (outer := one.partition(".")[0]) != one and outer in names:
-            hint = "is nested, and --columns takes names of the top level only: write its fields there"
-            return f"{outer!r} {hint} ({', '.join(name.rpartition('.')[2] for name in columns)})"
-    near = [did_you_mean(one, list(names)) for one in columns]
-    return "; ".join(filter(None, near)) or f"the columns are {listed(names)}"
 
 
 def listed(names: Sequence[str]) -> str:

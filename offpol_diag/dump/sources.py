@@ -7,7 +7,6 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from fnmatch import fnmatchcase
 from glob import glob
 from pathlib import Path, PurePosixPath
@@ -18,24 +17,24 @@ import pyarrow as pa
 from pyarrow import fs
 
 from offpol_diag.errors import DumpError, OffpolError, did_you_mean, install
-from offpol_diag.printable import LOGIN, QUERY, URL, clean, cleaned, is_url
+from offpol_diag.printable import LOGIN, QUERY, clean, cleaned, is_url
 
 PARQUET = ".parquet"
 WILDCARDS = frozenset("*?[")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-OPTIONS = {
-    "s": ("region", "endpoint_override", "scheme", "anonymous", "role_arn"),
-    "g": ("anonymous", "endpoint_override", "scheme", "project_id"),
-}
-"""Options that URLs of S3 and of Google's store may have after a `?`, by the first letter of the scheme."""
+S3_OPTIONS = ("region", "endpoint_override", "scheme", "anonymous", "role_arn")
+"""What a URL of S3 may have after a `?`."""
+BY_ARROW = ("gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "file")
+"""Further schemes of Arrow itself, with its options."""
 SECONDS = 15.0
-"""Time that a store may be silent."""
+"""Time that an S3 server may be silent."""
 LOGINS = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; "
-    "?anonymous=true reads a public bucket",
-    "gs": "run `gcloud auth application-default login`; ?anonymous=true reads a public bucket",
-    "hf": "set HF_TOKEN, or run `hf auth login`",
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; a public one: ?anonymous=true",
+    "gs": "run `gcloud auth application-default login`; gs://anonymous@bucket reads a public one",
+    "hf": f"set HF_TOKEN, or run `hf auth login`; {install('remote')}",
+    "ht": f"check the address; {install('remote')}",
 }
+"""First letters of a scheme → what to do where it cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +55,6 @@ class Location:
         pairs = (part.split("=", 1) for part in parts if "=" in part)
         return {unquote(key): None if value == HIVE_NULL else unquote(value) for key, value in pairs if key}
 
-    @property
-    def state(self) -> tuple[int, int]:
-        """Its size and the time of its last change, which differ when it is rewritten."""
-        if self.store:
-            info = self.store.get_file_info(self.path)
-            return info.size or 0, info.mtime_ns or 0
-        found = Path(self.path).stat()
-        return found.st_size, found.st_mtime_ns
-
     def open(self) -> pa.NativeFile | BinaryIO:
         """Open it for reading bytes."""
         return self.store.open_input_file(self.path) if self.store else pa.OSFile(os.fsencode(self.path))
@@ -78,16 +68,14 @@ def find(sources: Sequence[str], endings: Sequence[str] = (PARQUET,)) -> list[Lo
     """
     if not sources:
         raise DumpError("no dump was named", "name a Parquet file, a directory or a glob")
-    found: dict[object, Location] = {}
-    for source in [sources] if isinstance(sources, str) else map(str, sources):
-        away = is_url(source) and not source.startswith("file://")
-        here = _in_store(source) if away else list(_on_disk(source, endings))
+    found: dict[str, Location] = {}
+    for source in sources:
+        here = _in_store(source) if is_url(source) else list(_on_disk(source, endings))
         if not here:
             hint = f"a directory is searched for files named *{PARQUET}"
             raise DumpError(f"{clean(source)}: no file is there that can be read", hint)
         for one in sorted(here, key=lambda one: by_number(one.shown)):
-            inode = None if away else Path(one.path).stat()  # which all names of a file have in common
-            found.setdefault((inode.st_dev, inode.st_ino) if inode else one.shown, one)
+            found.setdefault(one.shown if one.store else str(Path(one.path).resolve()), one)
     return [*found.values()]
 
 
@@ -113,10 +101,10 @@ def kind(path: str | Path) -> str:
 
 def _on_disk(source: str, endings: Sequence[str]) -> Iterator[Location]:
     """Find the files of a path or a glob; a directory is searched for some endings, past hidden names."""
-    path = Path(unquote(source.removeprefix("file://")) if source.startswith("file://") else source)
+    path = Path(source)
     if not source or not (kind(path) or WILDCARDS & {*source}):
-        names = sorted(os.listdir(path.parent)) if source and kind(path.parent) == "directory" else []  # noqa: PTH208
-        near = did_you_mean(path.name, names, key=lambda name: (name.rpartition(".")[0] or name).lower())
+        names = [one.name for one in path.parent.iterdir()] if kind(path.parent) == "directory" else []
+        near = did_you_mean(path.name, sorted(names), key=lambda name: Path(name).stem.lower())
         hint = near or f"check the path; relative ones start at {Path.cwd()}"
         raise DumpError(f"{source or 'an empty name'}: no such file or directory", hint)
     for match in [path] if kind(path) else map(Path, glob(str(path), recursive=True)):  # noqa: PTH207
@@ -125,7 +113,7 @@ def _on_disk(source: str, endings: Sequence[str]) -> Iterator[Location]:
                 f"{match}: a device or a pipe, no file", "Parquet is read from its end: name a file"
             )
         found = match.rglob("*") if kind(match) == "directory" else [match] * (path.name != "**")
-        for one in found:  # of **, which stands for directories, no file
+        for one in found:
             named = one == match or (one.name.endswith(tuple(endings)) and one.is_file())
             if named and not hidden(part for part in one.parts if part not in path.parts):
                 yield Location(None, str(one), str(one))
@@ -154,11 +142,8 @@ def _in_store(source: str) -> list[Location]:
     except OffpolError:
         raise
     except Exception as error:  # each client library has errors of its own
-        scheme, said = source.partition(":")[0].lower(), cleaned(" ".join(str(error).split()))
-        said = re.sub(r"^When .*?(?=AWS Error)", "", said)[:200] or type(error).__name__
-        hint = LOGINS.get(scheme[:2], "check the address, the network and your login")
-        if isinstance(error, ImportError | ValueError) and scheme in ("hf", "http", "https"):
-            hint = install("remote")
+        said = cleaned(" ".join(str(error).split()))[:300] or type(error).__name__
+        hint = LOGINS.get(source[:2].lower(), "check the address, the network and your login")
         raise DumpError(f"{clean(source)}: cannot be read ({said})", hint) from error
 
 
@@ -171,58 +156,37 @@ def _fits(names: Sequence[str], pattern: Sequence[str]) -> bool:
     return bool(names) and fnmatchcase(names[0], pattern[0]) and _fits(names[1:], pattern[1:])
 
 
-class Ranges(fs.FSSpecHandler):  # type: ignore[misc]  # Arrow has no types
-    """Arrow's adapter of an fsspec filesystem, which fetches what is asked for and nothing beside it."""
-
-    def open_input_file(self, path: str) -> pa.PythonFile:
-        """Open a file for random access."""
-        return pa.PythonFile(self.fs.open(path, mode="rb", cache_type="none"), mode="r")
-
-
 def located(source: str) -> tuple[fs.FileSystem, str]:
     """Return the filesystem of a URL, and the path in it: by Arrow where it has one, else by fsspec."""
-    match = URL.fullmatch(source)
-    assert match is not None
-    scheme, rest = match["scheme"].lower(), match["rest"]
-    login, query = LOGIN.match(rest), QUERY.search(rest)
+    scheme, _, rest = source.partition("://")
+    scheme, login = scheme.lower(), LOGIN.match(rest)
     if login and login["secret"] and scheme not in ("http", "https"):
         what = f"{clean(source)}: there are credentials in the URL, where everyone on the machine sees them"
         raise DumpError(what, LOGINS.get(scheme[:2], "set them in the environment"))
-    if scheme in ("abfs", "abfss", "hdfs", "viewfs"):
+    if scheme in BY_ARROW:
         store, path = fs.FileSystem.from_uri(source)
         return store, path
-    if scheme not in ("s3", "s3a", "gs", "gcs"):
+    if scheme not in ("s3", "s3a"):
         from fsspec.core import url_to_fs
 
         found, path = url_to_fs(source)
-        return fs.PyFileSystem(Ranges(found)), path
-    path = QUERY.sub("", rest)[login.end() if login else 0 :]
-    bucket, given = path.partition("/")[0], dict(parse_qsl(query[0][1:], True)) if query else {}
-    if odd := [word for word in given if word not in OPTIONS[scheme[0]]]:
-        hint = did_you_mean(odd[0], list(OPTIONS[scheme[0]])) or f"there are {', '.join(OPTIONS[scheme[0]])}"
-        raise DumpError(f"{clean(source)}: {scheme}:// has no option {odd[0]!r}", hint)
-    if not bucket:
-        raise DumpError(f"{clean(source)}: names no bucket", f"write {scheme}://bucket/path")
-    if scheme[0] == "s":
-        return _s3(bucket, given), path
-    return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=SECONDS), **_endpoint(given)), path
-
-
-def _s3(bucket: str, given: dict[str, str]) -> fs.S3FileSystem:
-    """Open S3, or what speaks like it at an endpoint that the URL or the environment names."""
-    named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-    where = _endpoint({"endpoint_override": named, **given})
-    if "region" not in where:
-        stated = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-        where["region"] = stated or (
-            "us-east-1" if "endpoint_override" in where else fs.resolve_s3_region(bucket)
-        )
-    return fs.S3FileSystem(connect_timeout=SECONDS / 3, request_timeout=SECONDS, **where)
-
-
-def _endpoint(given: dict[str, str]) -> dict[str, Any]:
-    """Return the options of a URL as those of Arrow's filesystem, which wants host and scheme apart."""
-    before, _, server = given.get("endpoint_override", "").rstrip("/").rpartition("://")
-    anonymous = given.get("anonymous", "").lower() in ("true", "1", "yes")
-    found = {**given, "endpoint_override": server, "scheme": given.get("scheme") or before}
-    return {word: value for word, value in {**found, "anonymous": anonymous}.items() if value}
+        return fs.PyFileSystem(fs.FSSpecHandler(found)), path
+    path, query = QUERY.sub("", rest), QUERY.search(rest)
+    given = dict(parse_qsl(query[0][1:], True)) if query else {}
+    if odd := [word for word in given if word not in S3_OPTIONS]:
+        hint = did_you_mean(odd[0], [*S3_OPTIONS]) or f"there are {', '.join(S3_OPTIONS)}"
+        raise DumpError(f"{clean(source)}: s3:// has no option {odd[0]!r}", hint)
+    endpoint = given.get("endpoint_override") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    before, _, server = endpoint.rstrip("/").rpartition("://")
+    region = given.get("region") or os.environ.get("AWS_REGION")
+    region = region or ("us-east-1" if server else fs.resolve_s3_region(path.partition("/")[0]))
+    store = fs.S3FileSystem(
+        region=region,
+        endpoint_override=server or None,
+        scheme=given.get("scheme") or before or None,
+        anonymous=given.get("anonymous") == "true",
+        role_arn=given.get("role_arn"),
+        connect_timeout=SECONDS / 3,
+        request_timeout=SECONDS,
+    )
+    return store, path

@@ -18,7 +18,10 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from offpol_diag.dump import schema
-from offpol_diag.dump.schema import COLUMNS, CURRENT, DIGESTS, LOG_PROBS, MASK, OLD, ROLLOUT, WEIGHT_VERSIONS
+from offpol_diag.dump.check import good_rows
+from offpol_diag.dump.pack import Plan, Rows
+from offpol_diag.dump.schema import COLUMNS, CURRENT, MASK, OLD, ROLLOUT
+from offpol_diag.errors import DumpError
 from offpol_diag.files import beside, placed
 
 Array = npt.NDArray[Any]
@@ -26,10 +29,6 @@ KEY = b"offpol_diag"
 """Key of the metadata that say how the numbers were made."""
 VERSIONED = ("vllm", "sglang", "verl", "trl", "torch")
 """Packages whose installed versions are noted."""
-TOLERANCE = 1e-3
-"""Largest log-prob in nats that counts as rounding."""
-UNKNOWN = -1
-"""Version of the weights of a token of which nothing is known."""
 _PARTS: dict[str, int] = {}
 """Beginning of the name of a file → how many this process has written."""
 
@@ -79,6 +78,7 @@ class DumpWriter:
         table = to_table(columns | {"step": step})
         if not table.num_rows:
             return
+        _require_readable(table)
         first = table["step"][0].as_py() if "step" in table.column_names else None
         if first != self._step:
             self.flush()
@@ -87,11 +87,7 @@ class DumpWriter:
             if odd := ({*table.column_names} ^ {*self._held.column_names}) & {*schema.TOKENS}:
                 what = f"{min(odd)}: a batch has it, and another one of this step has not"
                 raise ValueError(f"{what}; pass it in all")
-            try:
-                table = pa.concat_tables([self._held, table], promote_options="permissive")
-            except pa.ArrowException as error:
-                what = f"the types of this batch are not those of the ones before it: {error}"
-                raise ValueError(what) from error
+            table = pa.concat_tables([self._held, table], promote_options="permissive")
         self._held = table
         if (pc.sum(pc.list_value_length(table[ROLLOUT])).as_py() or 0) >= self._most:
             self.flush()
@@ -123,10 +119,7 @@ def stamped(provenance: Mapping[str, Any]) -> bytes:
     for name in VERSIONED:
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)  # without importing it
-    try:
-        return json.dumps({"versions": versions, **provenance}).encode()
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"the provenance cannot be stored as JSON: {error}; pass plain values") from error
+    return json.dumps({"versions": versions, **provenance}).encode()
 
 
 def write_tables(tables: Iterable[pa.Table], path: Path, said: bytes = b"{}", group: int = 0) -> None:
@@ -169,16 +162,11 @@ def write_tables(tables: Iterable[pa.Table], path: Path, said: bytes = b"{}", gr
 # ---------------------------------------------------------------- a batch → a table
 
 
-def to_table(columns: Mapping[str, Any], floats: pa.DataType = schema.F, refuses: bool = True) -> pa.Table:
-    """Return a batch as a table, [S rows].
-
-    Args:
-        columns: as `DumpWriter.write` takes them.
-        floats: the type of log-probs.
-        refuses: whether values that a reader would refuse are refused.
+def to_table(columns: Mapping[str, Any], floats: pa.DataType = schema.F) -> pa.Table:
+    """Return a batch, as `DumpWriter.write` takes it, as a table [S rows] with log-probs of type `floats`.
 
     Raises:
-        ValueError: what is wrong with which column, sequence and token.
+        ValueError: what is wrong with which column and sequence; values are not looked at.
     """
     given = {name: one for name, one in columns.items() if one is not None}
     if ROLLOUT not in given or not given.keys() & {OLD, CURRENT}:
@@ -187,21 +175,15 @@ def to_table(columns: Mapping[str, Any], floats: pa.DataType = schema.F, refuses
     if getattr(given.get(MASK), "ndim", 1) == 2:
         keep = np.logical_or.accumulate(as_array(given[MASK])[:, ::-1] != 0, axis=1)[:, ::-1]
     rows = len(given[ROLLOUT])
-    arrays = {name: _column(name, value, rows, keep, floats) for name, value in given.items()}
-    lengths = pc.list_value_length(arrays[ROLLOUT]).to_numpy()
-    tokens = [name for name in arrays if schema.is_list(arrays[name].type) and COLUMNS[name].of_tokens]
-    for name, array in arrays.items():
-        if len(array) != rows:
-            raise ValueError(f"{name} is of {len(array)} sequences and {ROLLOUT} of {rows}; pass one each")
-        if name in tokens and (odd := np.flatnonzero(pc.list_value_length(array).to_numpy() != lengths)).size:
-            what = f"{name}, sequence {odd[0]}: {len(array[odd[0]])} tokens but {ROLLOUT} has"
-            raise ValueError(f"{what} {lengths[odd[0]]}; cover the same response tokens")
-    if refuses:
-        _require_readable({name: arrays[name].values.to_numpy() for name in tokens}, lengths)
-    one, other = (arrays[name].is_null() if name in arrays else None for name in DIGESTS)
-    if one != other:
-        raise ValueError(f"{' and '.join(DIGESTS)}: digests are compared: pass both of a sequence, or none")
-    return pa.table(arrays)
+    table = pa.table({name: _column(name, value, rows, keep, floats) for name, value in given.items()})
+    wanted = pc.list_value_length(table[ROLLOUT]).to_numpy()
+    for field in table.schema:
+        if schema.is_list(field.type) and COLUMNS[field.name].of_tokens:
+            lengths = pc.list_value_length(table[field.name]).to_numpy()
+            if (odd := np.flatnonzero(lengths != wanted)).size:
+                what = f"{field.name}, sequence {odd[0]}: {lengths[odd[0]]} tokens but {ROLLOUT} has"
+                raise ValueError(f"{what} {wanted[odd[0]]}; cover the same response tokens")
+    return table
 
 
 def as_array(value: Any) -> Array:
@@ -230,8 +212,7 @@ def _column(name: str, value: Any, rows: int, keep: Array | None, floats: pa.Dat
     else:
         each = [as_array(() if one is None and column.holds == "list" else one) for one in value]
         if odd := [i for i, one in enumerate(each) if one.ndim != 1]:
-            what = f"{name}, sequence {odd[0]}: shape {each[odd[0]].shape}"
-            raise ValueError(f"{what}; pass [S, L] or S arrays [length]")
+            raise ValueError(f"{name}, sequence {odd[0]}: pass [S, L] or S arrays [length]")
         filled = [one for one in each if len(one)]
         flat, lengths = np.concatenate(filled) if filled else np.empty(0), np.array([*map(len, each)], int)
     if flat.dtype.kind not in ("fiub" if name == MASK else "fiu"):
@@ -248,12 +229,8 @@ def _column(name: str, value: Any, rows: int, keep: Array | None, floats: pa.Dat
 
 def _scalars(name: str, value: Any, rows: int, dtype: pa.DataType | None) -> pa.Array:
     """Return one value per sequence, of a type or of the one that Arrow finds."""
-    width = getattr(value, "ndim", int(isinstance(value, list | tuple)))
-    if width > 1:
-        known = ", ".join(one.name for one in COLUMNS.values() if one.of_tokens)
-        raise ValueError(f"{name} has {width} dimensions; only these are per token: {known}")
     value = as_array(value) if hasattr(value, "detach") else value
-    each = value if width else [value] * rows
+    each = value if getattr(value, "ndim", int(isinstance(value, list | tuple))) else [value] * rows
     if isinstance(each, list | tuple):
         each = [one.item() if hasattr(one, "item") and not np.ndim(one) else one for one in each]
     try:
@@ -266,27 +243,12 @@ def _scalars(name: str, value: Any, rows: int, dtype: pa.DataType | None) -> pa.
     return found
 
 
-def _require_readable(flat: Mapping[str, Array], lengths: Array) -> None:
-    """Refuse values of token columns that a reader would refuse where they count."""
-    row = np.repeat(np.arange(len(lengths)), lengths)
-    mask = flat.get(MASK, np.ones(len(row), np.int8))
-    versions = flat.get(WEIGHT_VERSIONS, np.full(len(row), UNKNOWN))
-    older, known = np.zeros(len(row), np.bool_), np.flatnonzero((mask == 1) & (versions > UNKNOWN))
-    older[known[1:]] = (np.diff(versions[known]) < 0) & (np.diff(row[known]) == 0)
-    finite = f"not finite; set {MASK} to 0 where a token does not count"
-    positive = "above 0, which no log-prob is; pass no probabilities and no negative log-likelihoods"
-    for name, bad, why in (
-        (MASK, (mask != 0) & (mask != 1), "neither 0 nor 1; pass 1 for a token that counts"),
-        *((name, ~np.isfinite(values) & (mask == 1), finite) for name, values in flat.items()),
-        *((name, (flat[name] > TOLERANCE) & (mask == 1), positive) for name in LOG_PROBS if name in flat),
-        (
-            WEIGHT_VERSIONS,
-            (versions < UNKNOWN) & (mask == 1),
-            f"no version; pass {UNKNOWN} where it is unknown",
-        ),
-        (WEIGHT_VERSIONS, older, "older than the token before it; pass the engine's counter"),
-    ):
-        if bad.any():
-            at = int(bad.argmax())
-            token = at - lengths[: row[at]].sum()
-            raise ValueError(f"{name}, sequence {row[at]}, token {token}: {flat[name][at]:.6g} is {why}")
+def _require_readable(table: pa.Table) -> None:
+    """Refuse values by the rules of the reader, and the trainer's log-probs by those of the rollout's."""
+    batch, many = table.combine_chunks().to_batches()[0], np.arange(len(table))
+    columns = {name: name for name in table.column_names if name in COLUMNS}
+    for name in (name for name in schema.LOG_PROBS if name in columns):
+        try:
+            good_rows(Rows(batch, Plan(columns | {ROLLOUT: name}), many, "the batch", many), None)
+        except DumpError as error:
+            raise ValueError(f"{error.message}; {error.hint.partition('; if not')[0]}") from None

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offpol_diag.dump import schema as role
-from offpol_diag.dump.check import Skipped, good_rows
+from offpol_diag.dump.check import Seen, good_rows
 from offpol_diag.dump.pack import Rows, labels, plain
 from offpol_diag.errors import DumpError
 from offpol_diag.rescore.score import Row
@@ -101,14 +101,14 @@ def read(dump: Dump, groups: int | None, tokens: int, seed: int, longest: int | 
         order = order[: max(groups, int(np.searchsorted(held, tokens)) + 1)]
     place = np.full(len(names), -1, np.int64)
     place[order] = np.arange(len(order))
-    skipped = Skipped() if dump.skip else None
+    seen = Seen() if dump.skip else None
     said = dump.info.provenance.get(TEMPERATURE)
     usual = float(said) if isinstance(said, int | float) and not isinstance(said, bool) else 1.0
     found: list[dict[str, Any]] = []
     for rows in dump.read(None, TABLE):
         wanted = place[group[rows.number]] >= 0
         if wanted.any():
-            found += _each(good_rows(rows.only(wanted), skipped), usual)
+            found += _each(good_rows(rows.only(wanted), seen), usual)
     most = longest or math.inf
     left = sum(len(one["ids"]) > most for one in found)
     found = [one for one in found if len(one["ids"]) <= most and one["live"].any()]
@@ -119,7 +119,7 @@ def read(dump: Dump, groups: int | None, tokens: int, seed: int, longest: int | 
     if not all(one["temperature"] > 0 for one in found):
         notes.append("Temperature 0 is read as 1: nothing was sampled by it.")
     notes += [f"{left:,} sequences of more than {longest:,} tokens are left out."] if left else []
-    notes += [f"{skipped.count:,} bad rows are left out."] if skipped and skipped.count else []
+    notes += [f"{seen.skipped:,} bad rows are left out."] if seen and seen.skipped else []
     heat = [one["temperature"] if one["temperature"] > 0 else 1.0 for one in found]
     units = dict.fromkeys(name for one in found for name in one["labels"] if name not in NOT_UNITS)
     _, at = np.unique([place[group[one["number"]]] for one in found], return_inverse=True)

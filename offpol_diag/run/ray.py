@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from offpol_diag.dump.check import Seen
-from offpol_diag.dump.read import Dump, said
+from offpol_diag.dump.read import Dump, first_line
 from offpol_diag.errors import ClusterError, OffpolError, UsageError, install
 from offpol_diag.run.threads import Each, Job, M, Progress, Threads, cores
 
@@ -85,11 +85,11 @@ class Ray:
                 _knock(self.head, "the cluster is lost", hint)
             except errors.RayTaskError as error:
                 if isinstance(error.cause, ImportError):
-                    what = f"a node cannot import what a task needs ({said(error.cause)})"
+                    what = f"a node cannot import what a task needs ({first_line(error.cause)})"
                     raise ClusterError(what, "install the same offpol-diag on every node") from error
                 raise (error.cause if isinstance(error.cause, OffpolError) else error) from None
             except (errors.RayError, ConnectionError) as error:
-                what = f"the cluster lost a task {RETRIES + 1} times ({said(error)})"
+                what = f"the cluster lost a task {RETRIES + 1} times ({first_line(error)})"
                 hint = "a worker that is killed most often had too little memory: offer fewer CPUs per node"
                 raise ClusterError(what, hint) from error
 
@@ -121,7 +121,7 @@ def connected(device: str, progress: Progress | None = None) -> Iterator[Ray]:
             ray.init(**where, log_to_driver=False, logging_level=logging.CRITICAL)
     except (OSError, RuntimeError, ValueError, ImportError) as error:
         who = f"{ADDRESS}={address}: the cluster" if address else "a local Ray"
-        raise ClusterError(f"{who} cannot be used ({said(error)})", WHERE) from error
+        raise ClusterError(f"{who} cannot be used ({first_line(error)})", WHERE) from error
     try:
         there = ray.cluster_resources()
         cpus, gpus = int(there.get("CPU", 0)), int(there.get("GPU", 0))
@@ -142,7 +142,7 @@ def _knock(address: str, what: str, hint: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
     except (OSError, ValueError) as error:
-        raise ClusterError(f"{what} ({said(error)})", hint) from error
+        raise ClusterError(f"{what} ({first_line(error)})", hint) from error
 
 
 def _work(given: tuple[str, Job[Any], Any], part: Dump) -> bytes:
