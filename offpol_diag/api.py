@@ -542,7 +542,7 @@ def compare(
             update: dict[str, Any] = {"against": of_runs(runs, results)}
         else:
             chosen = tuple(dict.fromkeys((*(asked or _usual(dump, known)), *([base] if base else []))))
-            name = reference(known, dump.info.columns, chosen, base)
+            name = reference(dump.info.columns, chosen, base)
             examined = _examined(dump, how, chosen, group_by, against=name)
             found = _advised(examined, "compare")
             update = {"comparison": of_presets(examined, found, name)}

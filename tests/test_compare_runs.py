@@ -19,16 +19,15 @@ from typer.testing import CliRunner
 
 import offpol_diag
 from offpol_diag.cli import app
-from offpol_diag.compare import Side, _repeats, _shared, effect, of_runs, rank, size
+from offpol_diag.compare import effect, of_runs, rank, shared_groups
 from offpol_diag.core.intervals import Groups, holm, p_value
 from offpol_diag.core.observe import examine
 from offpol_diag.core.state import State, mix
 from offpol_diag.number import Number
 from offpol_diag.presets.catalogue import load
 from offpol_diag.report import answered
-from offpol_diag.report.compare import _provenance
+from offpol_diag.report.compare import provenance
 from offpol_diag.report.page import page as drawn
-from offpol_diag.report.parts import parts
 from offpol_diag.result import Contrast, Result, loads
 from tests.factory import DumpFile, with_numbers
 from tests.reading import opened
@@ -103,8 +102,9 @@ def test_a_run_against_itself_differs_by_exactly_nothing(folder, a):
     assert {one.difference.interval for one in found.contrasts} <= {(0.0, 0.0), None}
     assert (found.differing, found.tested > 40) == (0, True)
     assert {one.p_adjusted for one in found.contrasts if one.differs is not None} == {1.0}
-    assert "k3 is equal" in found.headline
-    assert found.notes == ["A and B share a file: those rows are compared with themselves."]
+    assert found.headline.startswith("No difference is established: 0 of ")
+    assert named(found, "k3").effect == "equal"
+    assert found.notes == ["A and B share 1 file: those rows are compared with themselves."]
 
 
 def test_a_difference_is_of_the_values_of_both_runs_and_that_of_rewards_is_not_tested(a, worse):
@@ -113,25 +113,10 @@ def test_a_difference_is_of_the_values_of_both_runs_and_that_of_rewards_is_not_t
         if one.name in mine and one.a.value is not None and one.b.value is not None:
             assert (one.a, one.b) == (mine[one.name], worse.run.whole[one.name])
             assert one.difference.value == pytest.approx(one.b.value - one.a.value, rel=1e-9, abs=1e-15)
-    reward = named(worse, "mean_reward")
-    assert (reward.differs, reward.reason) == (None, "no metric of the mismatch: it is not tested")
-    differ = named(worse, "tokens_differ")
-    assert (differ.differs, differ.p_value) == (None, None)
-    assert differ.reason == "it says whether policies differ, not by how much: it is not tested"
-    assert reward.difference.value is not None
-
-
-@pytest.mark.parametrize(("weighted", "tested"), [((0.8, 0.7), False), ((0.8, 0.69), True)])
-def test_tokens_with_a_weight_are_tested_only_where_some_weight_is_0(worse, weighted, tested):
-    """Elsewhere they are the share that is not rejected, of which a second test would cost the others."""
-    assert "seq_mis.tokens_rejected" in {one.name for one in worse.contrasts}
-    assert "seq_mis.tokens_weighted" not in {one.name for one in worse.contrasts}
-    sides = [
-        Side({"x.tokens_weighted": Number(value=w), "x.tokens_rejected": Number(value=r)}, {}, None)
-        for w, r in zip(weighted, (0.2, 0.3), strict=True)
-    ]
-    assert _repeats("x.tokens_weighted", *sides) is not tested
-    assert not _repeats("x.tokens_rejected", *sides)
+    for name in ("mean_reward", "tokens_differ"):
+        one = named(worse, name)
+        assert (one.differs, one.p_value, one.reason[:10]) == (None, None, "not tested")
+        assert one.difference.value is not None
 
 
 def test_the_p_value_is_of_a_t_test_and_agrees_with_the_interval(worse):
@@ -174,7 +159,7 @@ def test_holm_rejects_step_by_step():
 
 
 def test_where_nothing_differs_nothing_is_named_and_raw_p_values_are_uniform(tmp_path):
-    """More runs with NULL_RUNS=200; docs/compare.md has what they said."""
+    """More runs with NULL_RUNS=120: something named in 1, and 3.0% of the p-values below 5%."""
     runs = int(os.environ.get("NULL_RUNS", "3"))
     fired, raw = 0, []
     for at in range(runs):
@@ -188,7 +173,7 @@ def test_where_nothing_differs_nothing_is_named_and_raw_p_values_are_uniform(tmp
     assert 0.005 < sum(raw) / len(raw) < 0.13, said
 
 
-def test_a_real_shift_is_found_whenever_prompts_are_shared(tmp_path):
+def test_a_real_shift_is_found_whenever_prompts_areshared_groups(tmp_path):
     for at in range(2):
         two = (make(tmp_path / f"{at}-{i}.parquet", (0.05, 0.065)[i], 2 * at + i) for i in (0, 1))
         k3 = named(against(*(read(path, seed=at, presets=()) for path in two)), "k3")
@@ -202,8 +187,7 @@ def test_what_differs_comes_first_and_in_it_what_matters(worse):
     assert judged == sorted(judged)
     assert worse.contrasts[0].name == "k3"
     assert [one.differs for one in worse.contrasts].count(True) == worse.differing > 5
-    differing = f"{worse.differing} of {worse.tested} metrics differ after correction."
-    assert re.match(rf"k3 is .*larger in B; {differing}", worse.headline)
+    assert worse.headline == f"{worse.differing} of {worse.tested} metrics differ after correction."
 
 
 def test_shared_prompts_are_counted_and_without_prompt_ids_equal_responses_are_paired(
@@ -212,7 +196,7 @@ def test_shared_prompts_are_counted_and_without_prompt_ids_equal_responses_are_p
     apart = against(a, read(str(folder / "others.parquet"), presets=())).pairing
     for found, shared, alone, said in (
         (worse.pairing, 22, 2, "Paired: 22 prompts (group_id) are in both runs"),
-        (apart, 0, 24, "Independent: no group_id is in both"),
+        (apart, 0, 24, "Independent: no prompts (group_id) are in both"),
     ):
         assert (found.shared, found.only_a, found.only_b) == (shared, alone, alone)
         assert found.sentence.startswith(said)
@@ -220,7 +204,7 @@ def test_shared_prompts_are_counted_and_without_prompt_ids_equal_responses_are_p
     one, other = (read(path, presets=()) for path in paths)
     found = against(one, one).pairing
     assert (found.by, found.shared, found.only_a) == ("contents", 72, 0)
-    assert "no response is in both" in against(one, other).pairing.sentence
+    assert "no responses are in both" in against(one, other).pairing.sentence
 
 
 def test_of_more_groups_than_are_kept_the_shared_ones_are_estimated():
@@ -228,46 +212,39 @@ def test_of_more_groups_than_are_kept_the_shared_ones_are_estimated():
         return State.of_groups(mix(mix(np.arange(first, last, dtype=np.uint64))))
 
     for other, shared in (((15_000, 45_000), 15_000), ((0, 30_000), 30_000), ((50_000, 60_000), 0)):
-        found = _shared(sample(0, 30_000), sample(*other))
+        found = shared_groups(sample(0, 30_000), sample(*other))
         assert found == pytest.approx(shared, rel=0.1, abs=1)
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "differs", "unit", "said"),
+    ("one", "other", "unit", "said"),
     [
-        (0.002, 0.005, True, "", "2.5x larger"),
-        (0.005, 0.002, True, "", "smaller, 0.40x of A's"),
-        (0.002, 0.005, False, "", "2.5x of A's"),
-        (1.0, 1.003, True, "", "0.30% larger"),
-        (1.0, 0.997, True, "", "0.30% smaller"),
-        (-0.1, 0.2, True, "", "0.30 higher"),
-        (0.3, 0.3, False, "", "equal"),
-        (0.9, 0.5, True, "fraction", "40 points lower"),  # large shares in points
-        (0.001, 0.002, True, "fraction", "2x larger"),
+        (0.002, 0.005, "", "2.5x"),
+        (0.005, 0.002, "", "0.40x"),
+        (-0.1, 0.2, "", "0.30"),
+        (0.3, 0.1 + 0.2, "", "equal"),  # but for rounding
+        (0.9, 0.5, "fraction", "−40%"),  # large shares in points
+        (0.001, 0.002, "fraction", "2x"),
     ],
 )
-def test_the_effect_is_said_in_words(one, other, differs, unit, said):
+def test_the_effect_is_a_ratio_or_a_difference(one, other, unit, said):
     a, b, gap = (Number(value=x, unit=unit) for x in (one, other, other - one))
     ratio = Number(value=other / one) if one > 0 and other > 0 else None
-    assert effect(Contrast(name="x", a=a, b=b, difference=gap, ratio=ratio, differs=differs)) == said
+    assert effect(Contrast(name="x", a=a, b=b, difference=gap, ratio=ratio)) == said
 
 
-def test_the_size_of_a_difference_lies_between_0_and_1_and_rounding_is_none():
+def test_larger_differences_rank_first_and_rounding_is_none():
     def of(one, other):
-        return Contrast(name="p.x", a=Number(value=one), b=Number(value=other), difference=Number(value=0.0))
+        return Contrast(name="x", a=Number(value=one), b=Number(value=other), difference=Number(value=0.0))
 
-    assert [size(of(*two)) for two in ((1, 1), (0, 3), (1, 3), (-1, 1), (None, 1))] == [0, 1, 0.5, 1, 0]
-    assert effect(of(0.3, 0.1 + 0.2)) == "equal"
-    assert size(of(0.3, 0.1 + 0.2)) == 0
-    assert effect(of(0.3, 0.3 + 1e-9)) != "equal"
     assert rank(of(1.0, 3.0), "") == rank(of(1.0, 3.0 + 1e-15), "") < rank(of(1.0, 2.99999), "")
+    assert rank(of(0.3, 0.1 + 0.2), "") == rank(of(0.3, 0.3), "") == rank(of(None, 1.0), "")
 
 
 def test_what_one_run_lacks_is_named_and_the_rest_compared(folder):
     presets = load().resolve("token_is,pure_is")
     found = against(*(read(str(folder / name), presets=presets) for name in ("a.parquet", "two.parquet")))
-    lacking = "B has no current_log_probs"
-    assert found.needs == {**found.needs, "drift 2: old → current": lacking, "pure_is": lacking}
+    assert found.needs == {**found.needs, "drift 2: old → current": "only in A", "pure_is": "only in A"}
     assert not [one for one in found.contrasts if one.name.startswith(("drift2.", "total.", "pure_is."))]
     assert named(found, "k3").differs is False
     assert named(found, "token_is.ess_tokens").p_value is not None
@@ -277,7 +254,7 @@ def test_few_prompts_and_heavy_tails_are_not_tested(folder, a):
     found = against(a, read(str(folder / "three_prompts.parquet"), presets=()))
     assert (found.tested, found.differing) == (0, 0)
     assert found.headline == "Cannot say: 3 groups (prompts) are too few for intervals."
-    assert "fewer than 5 groups" in named(found, "k3").reason
+    assert "too few groups" in named(found, "k3").reason
 
     summary, other = a.summary(), read(str(folder / "same.parquet"), presets=())
     heavy = replace(summary.whole["mean_ratio"], note="unreliable: k̂ = 0.9 is above 0.7")
@@ -290,7 +267,7 @@ def test_few_prompts_and_heavy_tails_are_not_tested(folder, a):
 def test_what_the_writers_said_of_the_runs_stands_beside_each_other_where_it_differs():
     a = {"engine": {"name": "vLLM", "dtype": "bf16"}, "trainer": "verl"}
     b = {"engine": {"name": "vLLM", "dtype": "fp8"}, "trainer": "verl", "note": "x"}
-    assert _provenance(a, b) == [("engine.dtype", "bf16", "fp8"), ("note", "not said", "x")]
+    assert provenance(a, b) == [("engine.dtype", "bf16", "fp8"), ("note", "not said", "x")]
 
 
 def run(*arguments, command="compare"):
@@ -305,7 +282,7 @@ def test_two_dumps_are_compared_as_two_runs_and_every_report_says_the_same(folde
     assert ran.exit_code == 0, ran.stderr
     for said in ("a.parquet is run A", "worse.parquet is run B (--as-one reads them as one)"):
         assert said in ran.stderr
-    for said in ("k3 is ", "Paired: 22 prompts", "seq_mis.k3"):
+    for said in ("K3 KL is ", "Paired: 22 prompts"):
         assert said in " ".join(ran.stdout.split())
     text = (folder / "r.json").read_text()
     summary = loads(text, "r.json")
@@ -316,12 +293,12 @@ def test_two_dumps_are_compared_as_two_runs_and_every_report_says_the_same(folde
     assert drawn(summary) == page
     marked = (folder / "r.md").read_text()
     for report in (page, marked, " ".join(ran.stdout.split())):
-        assert "The two runs" in report
+        assert "The runs" in report
         assert f"{summary.against[0].differing} of {summary.against[0].tested} metrics differ" in report
     assert "a.parquet against worse.parquet" in page
     again = run(str(folder / "r.json"), "-o", str(folder / "again.html"), command="report")
     assert again.stdout.startswith("A is a.parquet; B is worse.parquet\n! A: there are no advantages")
-    assert "\n\nWorse in B: K3 KL rises from " in again.stdout
+    assert "\n\nWorse in B: K3 KL is " in again.stdout
     assert (folder / "again.html").read_text() == page
 
 
@@ -350,8 +327,7 @@ def test_any_number_of_runs_is_compared_with_the_first(folder, a, worse):
     assert "Worse in C: K3 KL is " in said
     answer = answered(found)
     table = next(one for one in answer.tables if one.id == "decisive")
-    tests = ("p of B, corrected", "p of C, corrected")
-    assert table.header == ("number", "B against A", "C against A", "A", "B", "C", *tests, "better")
+    assert table.header == ("number", "B against A", "C against A", "A", "B", "C")
     k3 = next(row for row in table.rows if row[0] == "k3")
     assert k3[3:6] == tuple(one.whole["k3"] for one in (found, same[0].run, same[1].run))
     assert {"A", "B", "C"} <= {*next(one for one in answer.tables if one.id == "runs").header}
@@ -362,7 +338,7 @@ def test_the_curves_of_all_runs_by_step_are_one_chart():
     found = offpol_diag.compare(*(f"sample_data/{name}.parquet" for name in names), progress=False)
     chart = next(one for one in answered(found.summary).charts if one.name == "runs_by_step")
     assert [one["name"] for one in chart.data if one["showlegend"]] == ["A", "B", "C"]
-    assert "K3 of C lies below A's at " in chart.title
+    assert "; K3 of C lies above A's at " in chart.title
 
 
 @pytest.mark.parametrize(
@@ -374,7 +350,7 @@ def test_the_curves_of_all_runs_by_step_are_one_chart():
         (("a",), ("--against", "nothing"), ('unknown preset "nothing"',)),
         (("two",), ("--presets", "token_is", "--against", "pure_is"), ("no current_log_probs",)),
         (("a", "empty"), (), ("empty.parquet",)),
-        (("two", "bypass"), (), ("no pair of policies is in both",)),
+        (("two", "bypass"), (), ("no pair of policies in common",)),
     ],
 )
 def test_what_cannot_be_compared_is_refused(folder, names, options, words):
@@ -386,32 +362,11 @@ def test_what_cannot_be_compared_is_refused(folder, names, options, words):
 def test_two_dumps_may_be_read_as_one_and_the_reference_be_any_preset(folder):
     two = [str(folder / name) for name in ("a.parquet", "same.parquet")]
     done = run(*two, "--as-one", "--presets", "token_is,seq_mis", "-v")
-    assert (done.exit_code, "seq_mis − token_is" in done.stdout) == (0, True)
+    assert (done.exit_code, "− token_is" in done.stdout) == (0, True)
     assert "read as one dump" in done.stderr
     for presets in ("token_is,seq_mis", "token_is"):
         done = run(str(folder / "a.parquet"), "--presets", presets, "--against", "seq_mis", "-v")
-        assert (done.exit_code, "token_is − seq_mis" in done.stdout) == (0, True)
-
-
-def test_data_and_provenance_describe_both_runs(folder, tmp_path):
-    first, second = folder / "a.parquet", tmp_path / "changed.parquet"
-    table = pq.read_table(first)
-    pq.write_table(table.slice(0, 30).replace_schema_metadata({"offpol_diag": '{"trainer": "TRL"}'}), second)
-    summary = offpol_diag.compare(first, second, progress=False).summary
-
-    section = next(part for part in parts(summary, answered(summary)) if part.id == "data")
-    sentences = section.text
-    rows = {"A": table.num_rows, "B": 30}
-    for name, said in zip("AB", sentences, strict=False):
-        assert said.startswith(f"{name}: 1 file with {rows[name]} rows held ")
-    tables = {one.id: one for one in section.tables}
-    assert tables["counts"].caption == "A: Counts"
-    assert tables["counts-b"].rows[0] == ("rows", 30)
-    assert tables["provenance"].caption == "A: Provenance, as the files state it"
-    assert ("trainer", "TRL") in tables["provenance-b"].rows
-    assert ("trainer", "TRL") not in tables["provenance"].rows
-    assert [tables[one].rows[0][1] for one in ("files", "files-b")] == [str(first), str(second)]
-    assert {"columns", "columns-b"} <= tables.keys()
+        assert (done.exit_code, "− seq_mis" in done.stdout) == (0, True)
 
 
 def test_the_page_shows_what_is_printed(monkeypatch):
@@ -421,6 +376,6 @@ def test_the_page_shows_what_is_printed(monkeypatch):
     printed = run(*samples, "-v").stdout + run(samples[1], "--presets", "token_is,seq_mis", "-v").stdout
     shown = "".join(re.findall(r"```text\n(.*?)```", page, re.DOTALL)).splitlines()
 
-    assert len(shown) > 50
+    assert len(shown) > 25
     lines = set(printed.splitlines())
     assert [line for line in shown if line not in lines and line != "…" and not line.startswith("$ ")] == []

@@ -186,16 +186,11 @@ def test_a_preset_is_better_by_the_values_only_where_there_are_no_replicates():
 def test_the_reference_is_the_first_that_can_be_computed_unless_one_is_named():
     known, columns = load(), {"rollout_log_probs": "r", "old_log_probs": "o"}
     three = known.resolve("pure_is,token_is,seq_mis")
-    assert reference(known, columns, three, None) == "token_is"
-    assert reference(known, columns, three, known["seq_mis"]) == "seq_mis"
-    with pytest.raises(UsageError, match="no current_log_probs"):
-        reference(known, columns, three, known["pure_is"])
-    with pytest.raises(UsageError, match="which pure_is cannot do without") as caught:
-        reference(known, columns, three[:1], None)
-    assert caught.value.hint.startswith("try --presets ")
-    with pytest.raises(UsageError) as caught:
-        reference(known, {"rollout_log_probs": "r", "current_log_probs": "c"}, three[1:], None)
-    assert "--columns old=c" in caught.value.hint
+    assert reference(columns, three, None) == "token_is"
+    assert reference(columns, three, known["seq_mis"]) == "seq_mis"
+    for presets, against in ((three, known["pure_is"]), (three[:1], None)):
+        with pytest.raises(UsageError, match="no current_log_probs, which pure_is cannot do without"):
+            reference(columns, presets, against)
 
 
 def left(s, preset):
@@ -272,14 +267,6 @@ def test_the_share_of_what_is_dropped_has_an_interval_of_groups(found, compared,
     assert compared.all_tokens.count == sum(s.n for s in oracles.sequences(ROWS))
 
 
-def test_without_rewards_and_advantages_the_table_says_what_is_missing(tmp_path):
-    rows = [{key: value for key, value in row.items() if key != "advantages"} for row in ROWS]
-    lot = compare(written(tmp_path, rows), SOME[:2], "all")[1].drops[0].tokens
-    assert lot.numbers["reward"].unknown == "missing column rewards"
-    assert lot.numbers["positive"].unknown == "missing column advantages"
-    assert lot.numbers["length"].value
-
-
 def test_nothing_is_looked_at_that_was_not_asked_for(path, found):
     many = tuple(Preset(f"p{i}", "", weight=Weight("token", upper=2.0 + i)) for i in range(9))
     without, crowd = (
@@ -308,57 +295,43 @@ def tables(summary):
     return {one.id: one for one in answered(summary).tables}
 
 
-def test_every_report_has_the_numbers_and_what_each_drops(summary):
+def test_one_table_has_each_preset_and_its_difference_and_every_report_what_each_drops(summary):
     assert loads(summary.to_json(), "x") == summary
+    summary = summary.model_copy(update={"diagnosis": None})  # beside a bug nothing is called better
+    found, compared = tables(summary), summary.comparison
+    rows = found["presets"].rows
+    assert rows[0][:2] == ("all", summary.preset("all")["ess_tokens"])
+    assert {row[0] for row in rows[2::2]} == {"− all"}
+    for one, gap in zip(rows[1::2], rows[2::2], strict=True):
+        assert one[1] == summary.preset(one[0])["ess_tokens"]
+        assert gap[1] == compared.differences[one[0]]["ess_tokens"]
+    line = next(row for row in found["comparison"].rows if row[0] == "ess_tokens")
+    assert line[-1] == compared.better["ess_tokens"]
     for report in (html(summary), markdown(summary)):
         assert "What one drops and the other keeps" in report
         assert "whole drops" in report
     assert "Sequences that lose tokens to one preset only" in html(summary)
 
 
-def test_differences_to_the_reference_stand_in_a_table_of_their_own_and_equal_ones_are_named_below(summary):
-    summary = summary.model_copy(update={"diagnosis": None})  # beside a bug nothing is called better
-    found, compared = tables(summary), summary.comparison
-    assert list(found["comparison"].header) == ["number", "better", *(one.name for one in SOME), "ahead"]
-    assert found["differences"].header == ("number", *(f"{one.name} − all" for one in SOME[1:]))
-    row = next(row for row in found["differences"].rows if row[0] == "ess_tokens")
-    assert row[1:] == tuple(compared.differences[one.name]["ess_tokens"] for one in SOME[1:])
-    row = next(row for row in found["comparison"].rows if row[0] == "ess_tokens")
-    assert row[-1] == compared.better["ess_tokens"]
-
-    gaps = compared.differences
-    alike = {name for name in gaps["band"] if all(one[name].value == 0.0 for one in gaps.values())}
-    assert alike
-    assert not alike & {row[0] for row in found["differences"].rows}
-    (equal,) = (note for note in found["differences"].notes if note.startswith("Equal: "))
-    assert set(equal.removeprefix("Equal: ").rstrip(".").split(", ")) == alike
-
-
-def test_of_two_presets_the_short_table_has_the_differences_too_and_what_each_drops_has_five_examples():
+def test_of_two_presets_what_each_drops_has_counts_and_five_examples_in_at_most_60_lines():
     found = api.compare(SAMPLES / "stale.parquet", presets="token_is,seq_mis@2..3", progress=False).summary
-    short, all_of = tables(found)["decisive"], tables(found)
-    both = ("token_is", "seq_mis@2..3")
-    assert short.header == ("number", "better", *both, f"{both[1]} − {both[0]}", "ahead")
     (drops,) = (one for one in found.comparison.drops if one.tokens.count)
-    assert (drops.dropped_by, drops.kept_by, len(drops.examples)) == (*both[::-1], 5)
-    assert len(all_of["dropped"].rows) == 5
-    counts = {row[0]: row[1] for row in all_of["drops"].rows}
-    assert counts[f"tokens dropped by {both[1]}, kept by {both[0]}"] == drops.tokens.count
+    assert (drops.dropped_by, drops.kept_by, len(drops.examples)) == ("seq_mis@2..3", "token_is", 5)
+    assert len(tables(found)["dropped"].rows) == 5
+    counts = {row[0]: row[1] for row in tables(found)["drops"].rows}
+    assert counts["tokens dropped by seq_mis@2..3, kept by token_is"] == drops.tokens.count
+    assert markdown(found).count("\n") <= 60
 
 
-def test_many_presets_stand_in_rows_and_every_one_of_them_is_there():
+def test_many_presets_stand_in_rows_and_what_cannot_be_computed_is_named():
     some = make_summary(gates=[])
     able = {name: Row(one, some.preset(name)) for name, one in some.presets.items() if not one.needs}
     many = {f"{name}_{i}": one for i in range(4) for name, one in able.items()}
-    first, *others = many
-    differences = {name: many[name].numbers for name in others}
-    compared = Comparison(against=first, differences=differences, better={})
+    compared = Comparison(against=next(iter(many)), differences={}, better={})
     found = tables(make_summary(presets=many, comparison=compared))
-
-    assert [row[0] for row in found["comparison"].rows] == [*many]
-    weights = found["comparison"].header.index("weight_mean")
-    assert found["comparison"].rows[0][weights] == able["disabled"].numbers["weight_mean"]
-    assert "Name up to 8 presets to see what each drops." in found["decisive"].notes
+    assert (
+        {row[0] for row in found["comparison"].rows} == {row[0] for row in found["presets"].rows} == {*many}
+    )
     compared = Comparison(against="disabled", differences={}, better={})
     (*_, said) = answered(some.model_copy(update={"comparison": compared})).cautions
     assert "ppo_is_bypass needs current_log_probs" in said
@@ -381,40 +354,17 @@ WEIGHT_OF_1 = ("recompute", "ppo_is")
 @pytest.mark.parametrize(
     ("presets", "headline", "more"),
     [
-        (("recompute", "token_is"), "token_is keeps an ESS of tokens of", "recompute changes nothing here"),
-        (WEIGHT_OF_1, "None of these presets changes anything", "Every token weighs 1."),
-        (
-            (*WEIGHT_OF_1, "token_is", "geo_rs"),
-            "token_is keeps the largest ESS",
-            "recompute and ppo_is change nothing here",
-        ),
+        (("recompute", "token_is"), "token_is keeps an ESS of tokens of", "recompute changes nothing here."),
+        (WEIGHT_OF_1, "None of these presets changes anything", "recompute and ppo_is change nothing here."),
+        ((*WEIGHT_OF_1, "token_is", "geo_rs"), "token_is keeps the largest ESS", "change nothing here."),
     ],
 )
 def test_a_preset_that_changes_nothing_leads_in_no_number(presets, headline, more):
     summary = api.compare(SAMPLES / "collapse.parquet", presets=presets, progress=False).summary
+    found = answered(summary)
 
     assert not set(summary.comparison.better.values()) & set(WEIGHT_OF_1)
-    found = answered(summary)
     assert found.sentence.startswith(headline)
     assert more in found.more
-    idle = {one.label for one in found.tiles if one.band == "changes nothing"}
-    assert idle <= set(WEIGHT_OF_1)
-    assert bool(idle)
-
-
-def test_presets_that_change_nothing_come_last_in_the_table_of_many():
-    many = (*WEIGHT_OF_1, *list(load())[:60])
-    summary = api.compare(SAMPLES / "collapse.parquet", presets=many, progress=False).summary
-
-    table = tables(summary)["decisive"]
-    assert table.rows[-1][0].startswith("recompute and ")
-    assert sum("recompute" in str(row[0]) for row in table.rows) == 1
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "weighted", "unmoved"),
-    [(1.0, 1.0, 1.0, True), (0.5, 1.0, 1.0, False), (1.0, 2.0, 1.0, False), (1.0, 1.0, 0.9, False)],
-)
-def test_a_preset_is_idle_only_where_every_token_weighs_1(low, high, weighted, unmoved):
-    values = {"weight_min": low, "weight_max": high, "tokens_weighted": weighted}
-    assert idle({name: Number(value=value) for name, value in values.items()}) is unmoved
+    assert all(idle(summary.preset(name)) for name in WEIGHT_OF_1 if name in presets)
+    assert not idle(summary.preset(presets[-1])) or presets == WEIGHT_OF_1

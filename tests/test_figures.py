@@ -56,8 +56,8 @@ RESULTS = {
 }
 CHARTS = {
     "collapse": TEN,
-    "presets": ("ess", "differences"),
-    "runs": ("runs_by_step", "runs_histogram"),
+    "presets": ("ess",),
+    "runs": ("runs_by_step",),
     "sweep": ("sweep",),
     "gate": ("step_k3_max",),
 }
