@@ -50,7 +50,7 @@ def presets() -> str:
         kinds += f"\n## {kind}\n\n{text[0].upper()}{text[1:]}.\n\n{_table(PRESET_HEADER, some)}"
     others: dict[str, list[str]] = {}
     for alias, target in rows.aliases.items():
-        if target not in rows:
+        if target not in rows.rows:
             others.setdefault(target, []).append(f"`{alias}`")
     bounds = "; ".join(f"`{target}` ({', '.join(names)})" for target, names in others.items())
     return f"""{MADE}# Presets

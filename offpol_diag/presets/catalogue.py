@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,14 +10,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from offpol_diag.errors import UsageError, did_you_mean
+from offpol_diag.errors import PresetError, UsageError, did_you_mean
 from offpol_diag.files import MOST_TOML, toml
 from offpol_diag.files import read as read_whole
-from offpol_diag.presets.grammar import MARK, Place, changed, read, settings
-from offpol_diag.presets.preset import Policy, Preset
+from offpol_diag.presets import Policy, Preset
+from offpol_diag.presets.grammar import MARK, changed, read, settings, wrong
 
 ALL = "all"
 FORM = "a preset begins with its name alone in brackets: [name]"
+HINT = "its form is that of offpol_diag/presets/presets.toml; or see: offpol-diag presets NAME --json -"
 BUILT_IN = "presets.toml"
 NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 MIS = "mis"
@@ -90,21 +92,19 @@ class Catalogue(Mapping[str, Preset]):
             UsageError: a name is unknown, a text names none, or something else is among them.
             PresetError: what stands after the `@` of a name is wrong.
         """
-        if isinstance(asked, str):
-            names = [word.strip() for word in asked.split(",") if word.strip()]
-            if not names:
-                raise UsageError("no preset is named", "name some, separated by commas, or say all")
-            return tuple({one.name: one for name in names for one in self._meant(name)}.values())
-        given: Iterable[object] = (asked,) if isinstance(asked, Preset) else asked
-        hint = 'give names as in presets="token_is,seq_mis", or presets of catalogue.load()'
-        if not isinstance(given, Iterable):
-            raise UsageError(f"presets cannot be {type(asked).__name__}", hint)
+        given: Iterable[object] = (asked,) if isinstance(asked, str | Preset) else asked
         found: list[Preset] = []
-        for one in given:
-            if not isinstance(one, str | Preset):
+        for one in given if isinstance(given, Iterable) else (given,):
+            if isinstance(one, Preset):
+                found.append(one)
+            elif not isinstance(one, str):
+                hint = 'give names as in presets="token_is,seq_mis", or presets of catalogue.load()'
                 raise UsageError(f"{type(one).__name__} is no preset", hint)
-            found += self.resolve(one) if isinstance(one, str) else (one,)
-        return tuple(found)
+            elif not (words := [word.strip() for word in one.split(",") if word.strip()]):
+                raise UsageError("no preset is named", "name some, separated by commas, or say all")
+            else:
+                found += [preset for word in words for preset in self._meant(word)]
+        return tuple(dict.fromkeys(found))
 
     def _meant(self, name: str) -> Iterable[Preset]:
         if plain(name) == ALL:
@@ -118,13 +118,9 @@ class Catalogue(Mapping[str, Preset]):
         raise UsageError(f'unknown preset "{name}"', hint or "`offpol-diag presets` lists them")
 
     def usual(self, columns: Collection[str], trainers: Sequence[str] = ()) -> tuple[Preset, ...]:
-        """Return the presets that are evaluated where none are named.
+        """Return the presets evaluated where none are named, with `trainers`, those of the dump's trainer.
 
-        Where `old_log_probs` is missing, those of π_θ stand in place of those that need it.
-
-        Args:
-            columns: the columns of the dump.
-            trainers: names of further presets, the current defaults of the dump's trainer.
+        Where `columns`, the dump's, lack `old_log_probs`, those of π_θ stand in place of those that need it.
         """
         found = [self[name] for name in (*self.default, *trainers)]
         if "old_log_probs" not in columns and "current_log_probs" in columns:
@@ -153,21 +149,21 @@ def load(path: Path | None = None) -> Catalogue:
     shipped = _shipped()
     if path is None:
         return shipped
-    own = _presets(str(path), _tables(path))
-    mine = {plain(row.name): row for row in own}
-    taken = {plain(word): (word, row) for row in own for word in (row.name, *row.aliases)}
-    for word, (alias, row) in taken.items():
-        if word in shipped.rows and word not in mine:
-            Place.of(str(path), row.name).at("aliases").fail(f'"{alias}" is the name of a built-in preset')
+    mine = {plain(row.name): row for row in _presets(str(path), _tables(path))}
+    taken = {plain(word) for row in mine.values() for word in (row.name, *row.aliases)}
+    for row in mine.values():
+        for alias in row.aliases:
+            if plain(alias) in shipped.rows and plain(alias) not in mine:
+                problem = f'"{alias}" is the name of a built-in preset'
+                raise PresetError(f"{path}: [{row.name}] aliases: {problem}", "choose another alias")
     aliases = {
         alias: target
         for alias, target in shipped.aliases.items()
         if alias not in taken and target.partition(MARK)[0] not in mine
     }
-    rows = shipped.rows | mine
-    default = dict.fromkeys((*shipped.default, *(row.name for row in own)))
+    default = dict.fromkeys((*shipped.default, *(row.name for row in mine.values())))
     replaced = [word for word in (*shipped, *shipped.aliases) if word in taken]
-    return Catalogue(rows.values(), aliases, default, replaced)
+    return Catalogue((shipped.rows | mine).values(), aliases, default, replaced)
 
 
 @cache
@@ -180,36 +176,33 @@ def _shipped() -> Catalogue:
 
 
 def _tables(path: Path) -> dict[str, Any]:
-    at = Place(f"{path}: ")
     try:
         return toml(read_whole(path, MOST_TOML).decode("utf-8-sig"))
-    except FileNotFoundError:
-        at.fail("no such file")
     except OSError as error:
-        at.fail(f"cannot be read ({error.strerror})")
-    except UnicodeDecodeError as error:
-        at.fail(f"not UTF-8 (byte {error.start})")
-    except ValueError as error:
-        at.fail(f"not TOML: {error}")
+        raise PresetError(f"{path}: cannot be read ({error.strerror})", "check the path") from error
+    except ValueError as error:  # also of what is no UTF-8
+        raise PresetError(f"{path}: not TOML: {error}", HINT) from error
 
 
 def _presets(file: str, tables: Mapping[str, Any]) -> list[Preset]:
     """Read the presets of a file, each a table, and check that every name and alias finds one."""
     if not tables:
-        Place(f"{file}: ").fail("holds no preset", FORM)
+        raise PresetError(f"{file}: holds no preset", FORM)
     found: list[Preset] = []
     owner: dict[str, str] = {}
     for name, table in tables.items():
-        at = Place.of(file, name)
+        place = f"{file}: [{name if NAME.fullmatch(name) else json.dumps(name)}]"
         if not isinstance(table, dict):
-            at.refuse(table, "a preset is a table", FORM)
-        found.append(read(Preset, {"summary": f"from {file}"} | table, at, name=name))
+            raise wrong(place, table, "a preset is a table", FORM)
+        try:
+            found.append(read(Preset, {"summary": f"from {file}"} | table, name=name))
+        except PresetError as error:
+            raise PresetError(f"{place} {error.message}", error.hint or HINT) from error
         for word in (name, *found[-1].aliases):
             if plain(word) == ALL or not NAME.fullmatch(word):
-                at.fail(
-                    f'"{word}" cannot be a name: letters, digits and _ . + - make one, and {ALL} is taken'
-                )
+                rule = f"letters, digits and _ . + - make one, and {ALL} is taken"
+                raise PresetError(f'{place}: "{word}" cannot be a name: {rule}', FORM)
             if plain(word) in owner:
-                at.fail(f'"{word}" already finds [{owner[plain(word)]}]')
+                raise PresetError(f'{place}: "{word}" already finds [{owner[plain(word)]}]', HINT)
             owner[plain(word)] = name
     return found

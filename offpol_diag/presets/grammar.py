@@ -1,6 +1,6 @@
 """The grammar of preset files, and of what stands beside a name: `token_is@3`, `seq_mis@veto.lower=1e-4`.
 
-A field of the classes in `preset.py` is a key; its type says which values it takes, and the class's own
+A field of the classes of this package is a key; its type says which values it takes, and the class's own
 `problems` what a type cannot. After an `@` stand parts, separated by ":": one is KEY=VALUE (weight.upper,
 reject.lower of every rule, reject[1].lower, veto.lower, clip.high, policy), or thresholds joined by "..", in
 the order of the preset's `places`. They are put into the preset's table, which is read like a file's.
@@ -12,149 +12,96 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from types import NoneType
-from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from offpol_diag.errors import PresetError, did_you_mean
 from offpol_diag.files import toml
-from offpol_diag.presets.preset import Clip, Preset, Reject, Veto, Weight
+from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
 
 MARK = "@"
-BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 RULE = re.compile(r"reject(?:\[(\d{1,4})\])?")
 UNBOUNDED = frozenset({"safety", "dual", "low", "high"})
 """Keys where `inf` means "no bound": TOML has no null, and leaving the key out means its default."""
 FACTORS = ("ratio", "mult_prob_error")
 """Statistics whose bounds are factors; of the others a band around 0 is [-C, C]."""
-FILE = "its form is that of offpol_diag/presets/presets.toml; or see: offpol-diag presets NAME --json -"
 KEYS = "write keys like token_is@weight.upper=3, seq_mis@veto.lower=1e-4 or geo_rs@policy=current"
 Part = TypeVar("Part", Weight, Reject, Veto, Clip, Preset)
-
-
-@dataclass(frozen=True)
-class Place:
-    """A place in a preset file, or in a name such as token_is@3, with which error messages begin.
-
-    Attributes:
-        start: `mine.toml: [mine] ` or `token_is@3: `; the key follows it.
-        key: the key, with those of the tables that it is in: `weight.upper`.
-        hint: what to do where an error has no better hint.
-    """
-
-    start: str
-    key: str = ""
-    hint: str = FILE
-
-    @classmethod
-    def of(cls, file: str, table: str) -> Place:
-        """Return the place of a table in a file."""
-        return cls(f"{file}: [{table if BARE_KEY.fullmatch(table) else shown(table)}] ")
-
-    def __str__(self) -> str:
-        return f"{self.start}{self.key}".rstrip(" :")
-
-    def at(self, key: str) -> Place:
-        """Return the place of a key further in."""
-        return replace(self, key=f"{self.key}.{key}" if self.key else key)
-
-    def fail(self, problem: str, hint: str = "") -> NoReturn:
-        """Raise an error about this place."""
-        raise PresetError(f"{self}: {problem}", hint or self.hint)
-
-    def refuse(self, value: object, rule: str, hint: str = "") -> NoReturn:
-        """Raise an error that shows the value at this place and the rule it breaks."""
-        raise PresetError(f"{self} = {shown(value)}; {rule}", hint or self.hint)
-
-
-def shown(value: object) -> str:
-    """Format a value for a message."""
-    text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
-
+TYPES = {
+    kind: {key: hint for key, hint in get_type_hints(kind).items() if key != "name"}
+    for kind in (Weight, Reject, Veto, Clip, Preset)
+}
+"""Kind of table → key → the type of its values."""
 
 # ---------------------------------------------------------------- tables
 
 
-def read(kind: type[Part], table: object, at: Place, **given: Any) -> Part:
+def read(kind: type[Part], table: object, place: str = "", **given: Any) -> Part:
     """Read a table as a preset, or as one of its parts.
 
     Args:
         kind: what it is read as.
-        table: keys and values, as TOML has them.
-        at: where it stands.
+        table: keys and values, as TOML has them; None is no bound, or no part.
+        place: the key that it stands under: `reject[0]`; empty for a preset.
         given: fields that are no keys.
 
     Raises:
         PresetError: a key that there is not, a value that it does not take, or values that make no sense
-            together.
+            together; the message begins with the key.
     """
-    known = keys(kind)  # type: ignore[arg-type]
+    known = TYPES[kind]
+    within = f"{place}." if place else ""
     if not isinstance(table, dict):
-        at.refuse(table, f"it must be a table of {', '.join(known)}")
-    for key, value in table.items():
+        raise wrong(place, table, f"it must be a table of {', '.join(known)}")
+    for key in table:
         if key not in known:
-            dotted = f'a name with a dot in it is quoted: ["{given.get("name")}.{key}"]'
-            hint = did_you_mean(key, list(known)) or (dotted if isinstance(value, dict) else "")
-            at.at(key).fail(f"no such key; the keys are {', '.join(known)}", hint)
-    found = kind(**given, **{key: _value(known[key], value, at.at(key)) for key, value in table.items()})
+            problem = f"{within}{key}: no such key; the keys are {', '.join(known)}"
+            raise PresetError(problem, did_you_mean(key, list(known)))
+    found = kind(**given, **{key: _value(known[key], x, within + key) for key, x in table.items()})
     for key, rule in found.problems():
         value = table.get(key, getattr(found, key, None))
         if key and not isinstance(value, dict):
-            at.at(key).refuse(value, rule)
-        (at.at(key) if key else at).fail(rule)
+            raise wrong(within + key, value, rule)
+        raise PresetError(f"{key or place}: {rule}")
     return found
 
 
-@cache
-def keys(kind: Any) -> Mapping[str, Any]:
-    """Return key → the type of its values, for a table of this kind; its header is the name."""
-    hints = get_type_hints(kind)
-    return {one.name: hints[one.name] for one in fields(kind) if one.name != "name"}
-
-
-def _value(hint: Any, value: Any, at: Place) -> Any:
-    """Read the value of a key by the type of its field; None is the key left out, or `inf`."""
+def _value(hint: Any, value: Any, place: str) -> Any:
+    """Read the value of a key by the type of its field; `inf` is none where TOML has no other word for it."""
     kind = next((one for one in get_args(hint) if NoneType in get_args(hint)), hint)
-    if kind in (Weight, Veto, Clip):
-        return read(kind, value, at)
+    if value is None or kind in (Weight, Veto, Clip):
+        return value if value is None else read(kind, value, place)
     if kind == tuple[Reject, ...]:
         if not isinstance(value, list):
-            return (read(Reject, value, at),)
-        return tuple(read(Reject, one, replace(at, key=f"{at.key}[{i}]")) for i, one in enumerate(value))
+            return (read(Reject, value, place),)
+        return tuple(read(Reject, one, f"{place}[{i}]") for i, one in enumerate(value))
+    if kind is float:
+        if value == math.inf and place.rpartition(".")[2] in UNBOUNDED:
+            return None
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not abs(value) <= sys.float_info.max:  # also false for nan
+            raise wrong(place, value, "it must be a finite number")
+        return float(value)
     if kind == tuple[str, ...]:
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            at.refuse(value, "it must be an array of strings")
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+            raise wrong(place, value, "it must be an array of strings")
         return tuple(value)
     if get_origin(kind) is Literal:
-        if value not in (allowed := get_args(kind)):
-            hint = did_you_mean(value, list(allowed)) if isinstance(value, str) else ""
-            at.refuse(value, f"it must be one of {', '.join(allowed)}", hint)
-        return value
-    if kind is float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            at.refuse(value, "it must be a number")
-        if value == math.inf and at.key.rpartition(".")[2] in UNBOUNDED:
-            return None
-        if not abs(value) <= sys.float_info.max:  # also false for nan
-            at.refuse(value, "it must be finite")
-        return float(value)
-    if not isinstance(value, kind):
-        at.refuse(value, "it must be true or false" if kind is bool else "it must be a string")
+        if value not in (words := get_args(kind)):
+            hint = did_you_mean(str(value), list(words))
+            raise wrong(place, value, f"it must be one of {', '.join(words)}", hint)
+    elif not isinstance(value, kind):
+        raise wrong(place, value, f"it must be {'true or false' if kind is bool else 'a string'}")
     return value
 
 
-def table_of(preset: Preset) -> dict[str, Any]:
-    """Return the table that is read as this preset."""
-
-    def table(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        found = {key: math.inf if x is None and key in UNBOUNDED else x for key, x in pairs if key != "name"}
-        return {key: list(x) if isinstance(x, tuple) else x for key, x in found.items() if x is not None}
-
-    return asdict(preset, dict_factory=table)
+def wrong(key: str, value: object, rule: str, hint: str = "") -> PresetError:
+    """Return the error of a value that breaks a rule; a long value is cut."""
+    text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False, default=str)
+    return PresetError(f"{key} = {text if len(text) <= 60 else f'{text[:57]}...'}; {rule}", hint)
 
 
 # ---------------------------------------------------------------- beside a name
@@ -187,76 +134,76 @@ def changed(preset: Preset, changes: Mapping[str, str]) -> Preset:
     Raises:
         PresetError: no such key, a value that a preset file could not hold, or another number of thresholds.
     """
-    name, by_key = named(preset.name, changes), {key: text for key, text in changes.items() if key}
-    at = Place(f"{name}: ", hint=KEYS)
-    if "" in changes:
-        at = replace(at, hint=f"write {ways(preset)}; inf is no bound" if preset.places else KEYS)
-        by_key = _by_position(preset, changes[""].split(".."), at) | by_key
-    said = ", ".join(f"{key} = {value}" for key, value in by_key.items())
-    table = table_of(preset) | {"summary": f"{preset.summary} (with {said})", "aliases": []}
-    for path, text in by_key.items():
-        _put(table, path, text, at)
-    if isinstance(table["reject"], list):
-        table["reject"] = [rule for rule in table["reject"] if not _freed(rule)]
-    if _freed(table.get("veto")):
-        del table["veto"]
-    if _freed(table.get("weight")):
-        table["weight"]["action"] = "none"
-    return read(Preset, table, at, name=name)
-
-
-def _put(table: dict[str, Any], path: str, text: str, at: Place) -> None:
-    """Put one setting into a preset's table. Its value is TOML, or else text; None is a bound that goes."""
-    part, _, key = path.partition(".")
+    name, hint = named(preset.name, changes), KEYS
+    by_key = {key: text for key, text in changes.items() if key}
+    if "" in changes and preset.places:
+        hint = f"write {ways(preset)}; inf is no bound"
     try:
-        value = toml(f"x = {text}")["x"] if "\n" not in text else text
+        if "" in changes:
+            by_key = _by_position(preset, changes[""].split("..")) | by_key
+        said = ", ".join(f"{key} = {value}" for key, value in by_key.items())
+        table = {key: x for key, x in asdict(preset).items() if key != "name"} | {"aliases": []}
+        table |= {"summary": f"{preset.summary} (with {said})", "reject": list(table["reject"])}
+        for key in (key for key in by_key if "." in key):
+            _put(table, key, by_key[key])
+        if "inf" in by_key.values():
+            table["reject"] = [rule for rule in table["reject"] if not _freed(rule)]
+            table["veto"] = None if _freed(table["veto"]) else table["veto"]
+            if _freed(table["weight"]):
+                table["weight"]["action"] = "none"
+        table |= {key: _parsed(text) for key, text in by_key.items() if "." not in key}
+        return read(Preset, table, name=name)
+    except PresetError as error:
+        raise PresetError(f"{name}: {error.message}", error.hint or hint) from error
+
+
+def _put(table: dict[str, Any], path: str, text: str) -> None:
+    """Put a setting into a part of a preset's table; None is a bound that goes."""
+    part, _, key = path.partition(".")
+    value = None if text == "inf" and key in ("lower", "upper") else _parsed(text)
+    if (rule := RULE.fullmatch(part)) is None:
+        table[part] = (held if isinstance(held := table.get(part), dict) else {}) | {key: value}
+        return
+    rules, index = table["reject"], int(rule[1] or 0)
+    if index > len(rules):
+        raise PresetError(f"{part}: the preset has {len(rules)} rules")
+    if index == len(rules):
+        rules.append({})
+    for one in [rules[index]] if rule[1] else rules:
+        one[key] = value
+
+
+def _parsed(text: str) -> Any:
+    """Return what a text is as a value of TOML, else the text."""
+    try:
+        return toml(f"x = {text}")["x"] if "\n" not in text else text
     except ValueError:
-        value = text
-    if text == "inf" and key in ("lower", "upper"):
-        value = None
-    held, rule = table.get(part), RULE.fullmatch(part)
-    if not key:
-        table[part] = value
-    elif rule is None:
-        table[part] = (held if isinstance(held, dict) else {}) | {key: value}
-    elif isinstance(rules := table["reject"], list):
-        index = len(rules) if rule[1] is None else int(rule[1])
-        if index > len(rules):
-            at.at(part).fail(f"the preset has {len(rules)} rules")
-        if index == len(rules) and (rule[1] or not rules):
-            rules.append({})
-        for one in rules if rule[1] is None else [rules[index]]:
-            one[key] = value
+        return text
 
 
 def _freed(part: Any) -> bool:
-    """Take bounds that go out of a part; return whether they were its last."""
-    if not isinstance(part, dict):
-        return False
-    gone = [key for key, value in part.items() if value is None]
-    for key in gone:
-        del part[key]
-    return bool(gone) and not {"lower", "upper"} & part.keys()
+    """Return whether a part in a table has lost its last bound."""
+    bounds = [x for key, x in part.items() if key in ("lower", "upper")] if isinstance(part, dict) else []
+    return bool(bounds) and all(x is None for x in bounds)
 
 
-def _by_position(preset: Preset, thresholds: list[str], at: Place) -> dict[str, str]:
+def _by_position(preset: Preset, thresholds: Sequence[str]) -> dict[str, str]:
     """Return the settings that thresholds by position are: one for each place, or for each band."""
     places, bands = preset.places, _bands(preset)
     if len(thresholds) == len(places):
         return dict(zip(places, thresholds, strict=True))
     if len(thresholds) != len(bands):
-        at.fail(f"{preset.name} takes {len(places) or 'no'} threshold{'s' * (len(places) != 1)} by position")
+        raise PresetError(f"{preset.name} takes {len(places)} thresholds by position")
     found: dict[str, str] = {}
     for band, text in zip(bands, thresholds, strict=True):
-        if len(band) == 1 or text == "inf":
-            found |= dict.fromkeys(band, text)
-            continue
-        factor = not band[0].startswith("reject") or preset.reject[0].statistic in FACTORS
-        bound = _number(text)
-        if not bound > (1 if factor else 0):
-            least = "above 1, for [1/C, C]" if factor else "above 0, for [-C, C]"
-            at.fail(f"one number C for a band must be {least}")
-        found |= zip(band, (_shortest(repr(1 / bound if factor else -bound)), text), strict=True)
+        found |= dict.fromkeys(band, text)
+        if len(band) > 1 and text != "inf":
+            factor = not band[0].startswith("reject") or preset.reject[0].statistic in FACTORS
+            bound = _parsed(text)
+            if not isinstance(bound, int | float) or not bound > (1 if factor else 0):
+                least = "above 1, for [1/C, C]" if factor else "above 0, for [-C, C]"
+                raise PresetError(f"one number C for a band must be {least}")
+            found[band[0]] = _shortest(repr(1 / bound if factor else -bound))
     return found
 
 
@@ -276,13 +223,7 @@ def ways(preset: Preset) -> str:
 
 def _shortest(text: str) -> str:
     """Return a number in its shortest spelling, and other text as it is."""
-    number = _number(text)
-    return repr(number).removesuffix(".0") if math.isfinite(number) else text.strip()
-
-
-def _number(text: str) -> float:
-    """Return a text as a number; NaN if it is none."""
     try:
-        return float(text)
+        return repr(float(text)).removesuffix(".0")
     except ValueError:
-        return math.nan
+        return text.strip()

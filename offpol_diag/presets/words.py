@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from offpol_diag.presets.preset import AGGREGATES, Kind, Preset, Reject, Veto, Weight
+from offpol_diag.presets import AGGREGATES, Kind, Preset, Reject, Veto, Weight
 
 KINDS: Mapping[Kind, str] = {
     "none": "only PPO's own ratio corrects anything",
@@ -126,43 +126,24 @@ def loss(preset: Preset) -> str:
     return LOSSES[preset.loss].format(anchor="π_old" if preset.policy == "old" else "π_rollout")
 
 
-def clipped(preset: Preset) -> str:
-    """Write where the loss clips its own ratio, `to [0.8, 1.2]`, and its other bounds; empty for no clip."""
-    clip = preset.clip
-    if preset.loss in ("reinforce", "surrogate"):
-        return ""
-    low = "−∞" if clip.low is None else f"{1 - clip.low:g}"
-    high = "∞" if clip.high is None else f"{1 + clip.high:g}"
-    text = f"to [{low}, {high}]"
-    if clip.dual is not None and preset.loss != "cispo":
-        text += f"; where A < 0 the loss is at most −{clip.dual:g} A"
-    if clip.safety is not None:
-        text += f"; its log {'at most ' if preset.loss == 'gspo' else 'within ±'}{clip.safety:g} before exp"
-    return text
-
-
 def denominator(preset: Preset) -> str:
     """Write whether rejected tokens stay in the loss's denominator; empty where none are removed."""
-    found = [DENOMINATORS[preset.denominator]] if preset.reject or preset.veto else []
-    if preset.weight is not None and preset.weight.action == "mask":
-        found.append("tokens of weight 0 stay in the loss's denominator")
-    return "; ".join(found)
+    return DENOMINATORS[preset.denominator] if preset.reject or preset.veto else ""
 
 
 def guards(preset: Preset) -> tuple[str, ...]:
-    """List the treatment of values that are too large, and unusual bounds."""
-    rule, found = preset.weight, list[str]()
-    if rule:
-        found.append(_clamp(rule) or "no bound on the log-ratio before exp")
-    if rule and rule.overflow == "zero":
-        found.append("a weight beyond float32 (log r > 88.7) counts as 0")
-    found += [f"in the rules, {_clamp(one)}" for one in preset.reject if one.safety is not None]
+    """List what happens to log-ratios that are too large for exp, of the weight, of rules and of the loss."""
+    found = list[str]()
+    for what, part in (("weight", preset.weight), *(("rules", rule) for rule in preset.reject)):
+        if part is not None:
+            of_each = "token" in (part.over, part.safety_at)
+            of_each |= isinstance(part, Reject) and part.statistic not in AGGREGATES
+            log_ratio = f"{'the' if of_each else 'the aggregated'} log-ratio{' of each token' * of_each}"
+            held = "not clamped" if part.safety is None else f"clamped to ±{part.safety:g}"
+            found.append(f"{what}: {log_ratio} is {held}")
+    if preset.weight and preset.weight.overflow == "zero":
+        found.append("weight: beyond float32 (log r > 88.7) it counts as 0")
+    if preset.clip.safety is not None and preset.loss not in ("reinforce", "surrogate"):
+        held = "at most " if preset.loss == "gspo" else "clamped to ±"
+        found.append(f"loss: the log of its ratio is {held}{preset.clip.safety:g}")
     return tuple(dict.fromkeys(found))
-
-
-def _clamp(rule: Weight | Reject) -> str:
-    if rule.safety is None:
-        return ""
-    late = isinstance(rule, Weight) or rule.statistic in AGGREGATES
-    each = rule.over == "token" or rule.safety_at == "token" or not late
-    return f"{'Δ of each token' if each else 'the aggregated log-ratio'} is clamped to ±{rule.safety:g}"
