@@ -119,8 +119,8 @@ def search(rows: Rows) -> tuple[list[Found], Rows]:
         columns = (rows.ids if name == "token_ids" else rows.column(name)[0] for name in cause.needs)
         if any(column is None for column in columns):
             continue
-        if cause.kind == "sampled" and "repetition_penalty" in ids:
-            continue  # its repair leaves out tokens by how likely they are: of the others E[r] is not 1
+        if cause.kind == "sampled" and any(one.cause.kind == "sampled" for one in found):
+            continue  # its repair is approximate, or leaves out likely tokens: E[r] is not 1 afterwards
         one = cause.look(rows)
         if one is None or one.id in ids or not one.helps or (found and one.alone):
             continue

@@ -10,11 +10,10 @@ from offpol_diag.diagnosis.causes.context import WrongContext
 from offpol_diag.diagnosis.causes.group import GroupFault
 from offpol_diag.diagnosis.causes.model import ModelDiffers
 from offpol_diag.diagnosis.causes.numerics import MoeOutliers, Numerics
+from offpol_diag.diagnosis.causes.order import RowPermutation, SegmentOrder
 from offpol_diag.diagnosis.causes.penalty import RepetitionPenalty
-from offpol_diag.diagnosis.causes.permutation import RowPermutation
 from offpol_diag.diagnosis.causes.quantized import QuantizedRollout
 from offpol_diag.diagnosis.causes.sampling import RawLogProbs, TrainerTemperature, TruncatedSampling
-from offpol_diag.diagnosis.causes.segment_order import SegmentOrder
 from offpol_diag.diagnosis.causes.shift import OffByOne
 from offpol_diag.diagnosis.causes.special_token import SpecialToken
 from offpol_diag.diagnosis.causes.stale import Stale

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
-from offpol_diag.diagnosis.causes.constants import IN_BLOCKS, WRONG_MASK
-from offpol_diag.diagnosis.rows import (
-    CAP,
-    Floats,
-    Ints,
-    Rows,
-    against_chance,
-    bound,
-    jittered,
-    numbers,
-    percent,
-)
+from offpol_diag.diagnosis.causes.constants import WrongMask
+from offpol_diag.diagnosis.rows import Floats, Rows, against_chance, jittered, numbers, percent
 
 CHANCE, QUIET_CHANCE = 0.9, 0.5
 """`against_chance` from which the columns of a run of tokens are unrelated, and where they agree closely
@@ -32,9 +22,8 @@ OTHER_TEXT = 7.0
 come in runs."""
 JUMPS = tuple(round(2 ** (k / 4)) for k in range(16, 51))
 """Positions tested for a jump: 16 to 5,793, four to an octave."""
-TIMES, NATS, MOST_ROWS, CLEAN = 3.0, 0.03, 0.6, 0.5
-"""Factor of a jump, its least |Δ| behind it (nats), share of the sequences that have it, and most that
-sequences may differ in front of it, in what they do behind it."""
+TIMES, NATS, ROWS, MOST_ROWS = 3.0, 0.03, 8, 0.6
+"""Factor of a jump, its least |Δ| there (nats), fewest sequences behind it, and share that have it."""
 
 
 class LongContext(Cause):
@@ -67,41 +56,26 @@ class LongContext(Cause):
     blanks = {"where": "N"}
 
     def look(self, rows: Rows) -> Found | None:
-        """Try positions in the response and, where the dump has prompt_length, in prompt and response."""
-        found = [one for position, place in _positions(rows) if (one := self._jump(rows, position, place))]
-        return max(found, key=lambda one: one[0])[1] if found else None
-
-    def _jump(self, rows: Rows, position: Ints, place: str) -> tuple[float, Found] | None:
-        """Return by which factor the mismatch jumps most, and the finding; None if it does not jump."""
-        best: tuple[float, int, float, float] | None = None
-        for at in JUMPS:
+        best, found = TIMES, None
+        for (position, place), at in ((one, at) for one in _positions(rows) for at in JUMPS):
             before = (position >= at / 1.5) & (position < at)
             after = (position >= at) & (position < 1.5 * at)
             enough = (rows.sum(before) >= 3) & (rows.sum(after) >= 3)
-            if enough.sum() < 6:
+            if enough.sum() < ROWS:
                 continue
             low, high = (
                 rows.sum(rows.size * part)[enough] / rows.sum(part)[enough] for part in (before, after)
             )
-            gain = high - low
-            errors = float(gain.mean() / max(gain.std(ddof=1) / np.sqrt(len(gain)), 1e-12))
             times = float(high.mean() / max(low.mean(), 1e-9))
-            if (
-                np.mean(high > 2 * low + 0.01) >= MOST_ROWS  # no sequences that break, each at its own token
-                and times > TIMES
-                and errors > bound(len(gain), 2 * len(JUMPS))
-                and high.mean() > NATS
-                and (best is None or times > best[0])
-            ):
-                best = times, at, float(low.mean()), float(high.mean())
-        if best is None:
-            return None
-        times, at, below, above = best
-        evidence = (
-            f"tokens {at / 1.5:.0f} to {at}{place} differ by {below:.2g} nats on average, tokens {at} to "
-            f"{1.5 * at:.0f} by {above:.2g}, {times:.1f} times as much"
-        )
-        return times, self.of_tokens(evidence, rows, position >= at, words={"where": f"{at}{place}"})
+            several = np.mean(high > 2 * low + 0.01) >= MOST_ROWS  # not each at a token of its own
+            if times > best and several and high.mean() > NATS:
+                evidence = (
+                    f"tokens {at / 1.5:.0f} to {at}{place} differ by {low.mean():.2g} nats on average, "
+                    f"tokens {at} to {1.5 * at:.0f} by {high.mean():.2g}, {times:.1f} times as much"
+                )
+                words = {"where": f"{at}{place}"}
+                best, found = times, self.of_tokens(evidence, rows, position >= at, words=words)
+        return found
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows | None:
         """Move all tokens from the median length's half on."""
@@ -109,12 +83,12 @@ class LongContext(Cause):
         return replace(rows, p=jittered(rows, np.where(rows.index >= at, 1.0, 0.0), rng))
 
 
-def _positions(rows: Rows) -> Iterator[tuple[Ints, str]]:
+def _positions(rows: Rows) -> Iterator[tuple[Floats, str]]:
     """Yield the position of each token, [T], in the response and in the whole context, with its name."""
-    yield rows.position, ""
+    yield rows.position.astype(np.float64), ""
     lengths = numbers(rows.column("prompt_length"))
     if np.isfinite(lengths).all():
-        yield rows.position + lengths.astype(np.int64)[rows.owner], " of prompt and response"
+        yield rows.position + lengths[rows.owner], " of prompt and response"
 
 
 class Retokenization(Cause):
@@ -147,46 +121,36 @@ class Retokenization(Cause):
     blanks = {"share": "some"}
 
     def look(self, rows: Rows) -> Found | None:
+        """Find a block in each sequence: to its end, or one that fades; at one place, or of other text."""
         usual, long = float(np.median(rows.level)), rows.lengths >= SHORTEST
         found = {i: _block(rows, i, usual) for i in np.flatnonzero((rows.level > BAD) & long).tolist()}
         blocks = {i: block for i, block in found.items() if block}
-        many, longer = len(blocks), max(int(long.sum()), 1)
-        if many < max(FEWEST, SHARE * rows.sequences):
+        if len(blocks) < max(FEWEST, SHARE * rows.sequences):
             return None
-        own, (begins, ends) = np.array(list(blocks)), np.array(list(blocks.values())).T
-        if (begins > 0).sum() < 0.6 * many:
+        first, end = np.zeros((2, rows.sequences), np.int64)
+        own = np.array(list(blocks))
+        first[own], end[own] = np.array(list(blocks.values())).T
+        tokens = (rows.index >= first[rows.owner]) & (rows.index < end[rows.owner])
+        in_place, begins, broken = rows.keep(~tokens), first[own], rows.of(own)
+        if np.mean(begins > 0) < 0.6 or rows.size[tokens].mean() < OTHER_TEXT * in_place.size.mean():
             return None
-        tokens, broken = np.zeros(rows.tokens, bool), rows.of(own)
-        places = [
-            slice(*each) for each in zip(rows.starts[own] + begins, rows.starts[own] + ends, strict=True)
-        ]
-        for place in places:
-            tokens[place] = True
-        where = float(np.median(begins))
-        reach = rows.lengths > where * 1.25 + 6
-        same = (
-            reach.sum() >= 3
-            and np.mean(broken[reach]) > 0.3
-            and np.mean(np.abs(begins - where) <= 0.15 * where + 3) > 0.7
-        )
-        in_place, to_end = rows.keep(~tokens), np.mean(ends >= rows.lengths[own] - 1)
         evidence = (
-            f"{many:,} of {int(long.sum()):,} sequences agree to {in_place.size.mean():.2g} nats a token "
+            f"{len(own):,} of {int(long.sum()):,} sequences agree to {in_place.size.mean():.2g} nats a token "
             f"outside and differ by {rows.size[tokens].mean():.2g} inside"
         )
-        words, cause = {"where": f"{where:.0f}", "share": percent(many / longer)}, Cause()
-        if same and to_end > 0.6:
-            lengths, cause = numbers(rows.column("prompt_length"))[own], LongContext()
-            whole = begins + lengths  # positions in prompt and response, where these are known
-            if np.isfinite(lengths).all() and np.std(whole) <= np.std(begins) + 0.5:
-                words |= {"where": f"{np.median(whole):.0f} of prompt and response"}
-        elif to_end > 0.5 or _fading([np.abs(rows.delta[place]) for place in places]):
-            if rows.size[tokens].mean() < OTHER_TEXT * in_place.size.mean():
-                return None
-            cause = self
-        elif _before_as_after(rows, own, begins, ends) and np.mean(tokens[rows.size > 1.0]) > 0.2:
-            cause = WRONG_MASK
-            words |= {"place": IN_BLOCKS, "column": "one", "value": ""}
+        to_end = float(np.mean(end[own] == rows.lengths[own]))
+        thirds = np.array([_ends(rows.size[rows.starts[i] :][slice(*blocks[i])]) for i in blocks])
+        where, cause = float(np.median(begins)), Cause()
+        words = {"where": f"{where:.0f}", "share": percent(len(own) / int(long.sum()))}
+        one_place = np.mean(np.abs(begins - where) <= 0.15 * where + 3) > 0.7
+        if one_place and broken[rows.lengths > where * 1.25 + 6].mean() > 0.3 and to_end > 0.6:
+            cause, whole = LongContext(), begins + numbers(rows.column("prompt_length"))[own]
+            if np.isfinite(whole).all() and np.std(whole) <= np.std(begins) + 0.5:
+                words["where"] = f"{np.median(whole):.0f} of prompt and response"
+        elif to_end > 0.5 or thirds[:, 0].mean() > 1.8 * thirds[:, 1].mean():
+            cause = self  # what follows one changed token fades; text that was not sampled does not
+        elif in_place.size.mean() < 0.05 * rows.size[tokens].mean():
+            cause = WrongMask()
         else:
             return None
         return Found(cause, evidence, rows, tokens, broken, in_place, words=words, approximate=True)
@@ -198,6 +162,12 @@ class Retokenization(Cause):
             at = a + int((b - a) * rng.uniform(0.3, 0.6))
             p[at:b] = np.roll(p[at:b], 1) - rng.exponential(1.0, b - at)
         return replace(rows, p=p)
+
+
+def _ends(off: Floats) -> tuple[float, float]:
+    """Return the mean of the first and of the last third of a block."""
+    third = max(1, len(off) // 3)
+    return float(off[:third].mean()), float(off[-third:].mean())
 
 
 def _block(rows: Rows, i: int, usual: float) -> tuple[int, int] | None:
@@ -212,51 +182,15 @@ def _block(rows: Rows, i: int, usual: float) -> tuple[int, int] | None:
     size = rows.size[a:b]
     excess = np.cumsum(size - max(0.15, 0.5 * size.mean()))
     before = np.concatenate(([0.0], excess[:-1]))
-    end = int((excess - np.minimum.accumulate(before)).argmax())
-    begin = int(before[: end + 1].argmin())
-    inside, outside = size[begin : end + 1], np.concatenate((size[:begin], size[end + 1 :]))
-    if (inside > 0.3).sum() < max(3, 0.25 * len(inside)):
+    end = int((excess - np.minimum.accumulate(before)).argmax()) + 1
+    begin = int(before[:end].argmin())
+    inside, outside = size[begin:end], np.concatenate((size[:begin], size[end:]))
+    if min(len(inside) - 2, len(outside) - 4, (inside > 0.3).sum() - max(3, 0.25 * len(inside))) < 0:
         return None  # a few tokens that are far off
-    if len(outside) < 4 or (len(inside) < 5 and not (len(inside) > 2 and inside.mean() > 1.2)):
+    if not inside.mean() > 6 * max(outside.mean(), usual) + 0.1:
         return None
-    to_end = len(size) - end - 1 < 6
-    quiet = (
-        len(inside) >= 8
-        and inside.mean() > max(0.8, 20 * outside.mean(), 10 * usual)
-        and np.quantile(outside, 0.95) < 0.15
-    )
-    least = QUIET_CHANCE if quiet and to_end else CHANCE
-    if (
-        not inside.mean() > max(6 * outside.mean() + 0.1, 6 * usual)
-        or not against_chance(rows, a + begin, a + end + 1) > least
-    ):
+    quiet = len(inside) >= 8 and np.quantile(outside, 0.95) < 0.15 and inside.mean() > 0.8
+    if not against_chance(rows, a + begin, a + end) > (QUIET_CHANCE if quiet else CHANCE):
         return None
-    on = to_end or against_chance(rows, a + begin, b) > CHANCE
-    return begin, len(size) if on else end + 1
-
-
-def _before_as_after(rows: Rows, own: Ints, begins: Ints, ends: Ints) -> bool:
-    """Return whether sequences agree before their blocks as they do after them, far better than inside.
-
-    Where weights were updated during a response, its first part differs throughout.
-    """
-    first, end = np.zeros(rows.sequences, np.int64), np.zeros(rows.sequences, np.int64)
-    first[own], end[own] = begins, ends
-    there = rows.of(own)[rows.owner]
-    before, after = (there & part for part in (rows.index < first[rows.owner], rows.index >= end[rows.owner]))
-    inside = float(rows.size[there & ~before & ~after].mean())
-    if before.sum() < 8 or after.sum() < 8:
-        return bool(rows.size[there & (before | after)].mean() < 0.05 * inside)
-    return bool(rows.size[before].mean() < min(0.15 * inside, 3 * rows.size[after].mean() + 0.01))
-
-
-def _fading(blocks: Sequence[Floats]) -> bool:
-    """Return whether |Δ| is largest at the start of blocks and then fades, as after one changed token.
-
-    In blocks that the engine never sampled, all tokens differ alike.
-    """
-    parts = [(off, max(1, len(off) // 3)) for off in blocks if len(off) >= 3]
-    first = [off.argmax() < 2 for off, _ in parts]
-    begin = [np.minimum(off[:third], 4 * CAP).mean() for off, third in parts]
-    end = [np.minimum(off[-third:], 4 * CAP).mean() for off, third in parts]
-    return not parts or bool(np.mean(first) > 0.6 and np.mean(begin) > 1.8 * np.mean(end))
+    on = len(size) - end < 6 or against_chance(rows, a + begin, b) > CHANCE
+    return begin, len(size) if on else end

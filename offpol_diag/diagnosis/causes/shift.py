@@ -7,17 +7,18 @@ from dataclasses import replace
 import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
-from offpol_diag.diagnosis.rows import CAP, Flags, Floats, Ints, Rows, correlation
+from offpol_diag.diagnosis.rows import CAP, Floats, Ints, Rows, correlation
 
 LAGS = tuple(lag for k in range(1, 9) for lag in (k, -k))
 OVERLAP, SHARE = 8, 0.03
-"""Fewest tokens that both columns of a sequence have at a shift, and smallest share of sequences to have it:
-a few tokens agree at one of so many lags by chance."""
+"""Fewest tokens that both columns of a run have at a shift, and smallest share of runs to have it: a few
+tokens agree at one of so many lags by chance."""
 BAD, GAIN, NATS = 0.02, 0.35, 2.0
-"""Mean |Δ| of a sequence that is looked at; what a shift has to leave of it; and what it has to gain in all,
+"""Mean |Δ| of a run that is looked at; what a shift has to leave of it; and what it has to gain in all,
 nats."""
-RULE, MENDED = 0.3, 0.5
-"""Share from which it is the rule, and level that a mended sequence then has, nats."""
+RULE, NEARLY_ALL, MENDED = 0.3, 0.8, 0.5
+"""Share from which it is the rule, also where a large mismatch hides it; from which all have it, for the rest
+is too short to show it; and level that a mended run then has, nats."""
 
 
 class OffByOne(Cause):
@@ -42,56 +43,46 @@ class OffByOne(Cause):
     blanks = {"tokens": "the number of tokens in the answer", "slice": "move one column"}
 
     def look(self, rows: Rows) -> Found | None:
-        return self._whole(rows) or self._behind_masked(rows)
-
-    def _whole(self, rows: Rows) -> Found | None:
-        bad = rows.level > BAD
+        """Find a shift in runs of unmasked tokens, each by itself, as after a tool's answer."""
+        edges, last = rows.edges
+        begins = np.flatnonzero(edges == 0)
+        runs = Rows(rows.q, rows.p, np.append(begins, rows.tokens), rows.position)
+        bad = runs.level > BAD
         if bad.sum() < 2:
             return None
-        among = rows.only(bad)
-        long = {lag: rows.lengths - abs(lag) >= OVERLAP for lag in LAGS}
+        among = runs.only(bad)
         every = np.stack([at_lag(among, lag) for lag in LAGS])
-        at = np.where(np.stack([long[lag][bad] for lag in LAGS]), every, np.inf)
+        at = np.where(among.lengths - np.abs(LAGS)[:, None] >= OVERLAP, every, np.inf)
         best, least = at.argmin(axis=0), at.min(axis=0)
         moved = (least < GAIN * among.level) & ((among.level - least) * among.lengths > NATS)
-        if moved.sum() < 2:
-            return None
         votes = np.bincount(best[moved], minlength=len(LAGS))
-        if votes.max() < 0.5 * votes.sum():
-            return None  # short sequences that fit at one of so many lags by chance
-        lag = LAGS[int(votes.argmax())]
-        moved &= best == LAGS.index(lag)
-        if _periodic(among.only(moved), lag):
-            return None  # text that repeats itself fits there too
-        share = moved.sum() / max(int(long[lag][bad].sum()), 1)
-        if moved.sum() < max(2, SHARE * long[lag].sum()) or not _from_start(among, moved, lag):
+        which, k = int(votes.argmax()), abs(LAGS[int(votes.argmax())])
+        lag, long = LAGS[which], runs.lengths - k >= OVERLAP
+        moved &= best == which
+        if moved.sum() < max(2, SHARE * long.sum(), votes.sum() / 2) or not _from_start(
+            among.only(moved), lag
+        ):
             return None
-        least = every[LAGS.index(lag)]  # short sequences may have what longer ones show
-        gain = (among.level - least) * among.lengths
+        share, least = moved.sum() / long[bad].sum(), every[which]
+        gain = (among.level - least) * among.lengths  # short runs may have what longer ones show
         moved |= (least < GAIN * among.level) & (gain > NATS) & (among.lengths >= 6)
-        if share > RULE:  # then also where a large mismatch hides it
-            moved |= least < 0.9 * among.level
-        sequences = rows.of(np.flatnonzero(bad)[moved])
-        if sequences.mean() > 0.8:
-            sequences[:] = True  # the rest is too short, or too certain, to show it
-        return self._undone(rows, sequences, lag, share)
-
-    def _undone(self, rows: Rows, sequences: Flags, lag: int, share: float) -> Found | None:
-        k, tokens, there = abs(lag), sequences[rows.owner], rows.only(sequences)
-        apart, placed = (
-            round(correlation(p, q), 2) + 0.0 for p, q in (_pairs(there, lag)[:2], (there.p, there.q))
-        )
-        if not apart > placed:
+        moved |= (share > RULE) & (least < 0.9 * among.level)
+        hit = runs.of(np.flatnonzero(bad)[moved])
+        hit[:] |= hit.mean() > NEARLY_ALL
+        tokens, there = hit[runs.owner], runs.only(hit)
+        apart = correlation(*_pairs(there, lag)[:2]), correlation(there.p, there.q)
+        if not apart[0] > apart[1]:
             return None  # also where a column is constant, and correlates with nothing
-        moved, (first, last) = rows.q.copy(), rows.edges  # masked tokens between runs are not in the dump
-        takes = tokens & ((last if lag > 0 else first) >= k)
-        moved[takes] = rows.q[np.flatnonzero(takes) + lag]
-        mended = rows.with_q(moved).keep(~tokens | takes)
+        q, takes = rows.q.copy(), tokens & ((last if lag > 0 else edges) >= k)
+        q[takes] = rows.q[np.flatnonzero(takes) + lag]
+        mended = rows.with_q(q).keep(~tokens | takes)
         if share > RULE and (mended.level < MENDED).any():  # rows that still differ likely have it too
             mended = mended.only(mended.level < MENDED)
+        sequences = rows.sum(tokens) > 0
         evidence = (
-            f"the columns correlate {apart:.2f} at {k} token{'s' if k > 1 else ''} apart and {placed:.2f} in "
-            f"place, in {int(sequences.sum()):,} of {rows.sequences:,} sequences"
+            f"the columns correlate {apart[0]:.2f} at {k} token{'s' if k > 1 else ''} apart and "
+            f"{round(apart[1], 2) + 0.0:.2f} in place, in {int(sequences.sum()):,} of {rows.sequences:,} "
+            "sequences"
         )
         old, rollout = (f":-{k}", f"{k}:") if lag > 0 else (f"{k}:", f":-{k}")
         words = {
@@ -100,24 +91,6 @@ class OffByOne(Cause):
             "slice": f"old_log_probs[:, {old}] belongs to rollout_log_probs[:, {rollout}]",
         }
         return Found(self, evidence, rows, tokens, sequences, mended, words=words, exact=True)
-
-    def _behind_masked(self, rows: Rows) -> Found | None:
-        """Find a shift that begins behind masked tokens, as after a tool's answer: in each run by itself."""
-        new = np.ones(rows.tokens, bool)
-        new[1:] = (np.diff(rows.position) != 1) | (rows.index[1:] == 0)
-        begins = np.flatnonzero(new)
-        owner = rows.owner[begins]
-        scalars = {name: [column[i] for i in owner] for name, column in rows.scalars.items()}
-        runs = replace(rows, starts=np.append(begins, rows.tokens), scalars=scalars)
-        later = np.append(False, owner[1:] == owner[:-1])
-        found = self._whole(runs.only(later)) if later.sum() >= 8 else None
-        if found is None or found.sequences.mean() < RULE:
-            return None
-        run = np.zeros(len(begins), bool)
-        run[np.flatnonzero(later)[found.sequences]] = True
-        evidence = f"behind masked tokens {found.evidence.replace('sequences', 'runs of tokens')}"
-        words = {**found.words, "after": "without what lies behind masked tokens"}
-        return self.of_tokens(evidence, rows, run[np.cumsum(new) - 1], words=words, exact=True)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         return replace(rows, q=np.roll(rows.q, rng.choice([1, -1, 2])))
@@ -139,22 +112,9 @@ def at_lag(rows: Rows, lag: int) -> Floats:
     return np.where(many > 0, total / np.maximum(many, 1), np.inf)
 
 
-def _periodic(rows: Rows, lag: int) -> bool:
-    """Return whether most tokens have the id of the token at this distance."""
-    if rows.ids is None:
-        return False
-    k = abs(lag)
-    same = rows.owner[k:] == rows.owner[:-k]
-    return bool(np.mean((rows.ids[k:] == rows.ids[:-k])[same]) > 0.5)
-
-
-def _from_start(rows: Rows, moved: Flags, lag: int) -> bool:
-    """Return whether the shift starts at the first tokens of most sequences."""
-    k, head = abs(lag), rows.only(moved)
-    begin = head.keep(head.index < 4 + k)
+def _from_start(rows: Rows, lag: int) -> bool:
+    """Return whether the shift is there at the first tokens, and not only behind a token that is left out."""
+    begin = rows.keep(rows.index < 4 + abs(lag))
     here, there = begin.keep(begin.index < 4).level, at_lag(begin, lag)
     in_place, shifted = there > 3 * here + 0.1, here > 3 * there + 0.1
-    if in_place.sum() > RULE * max(int((in_place | shifted).sum()), 1):
-        return False  # sequences that agree in place until a token is left out
-    head = head.keep(head.index < np.maximum(6, head.lengths[head.owner] // 3) + k)
-    return float(np.mean(at_lag(head, lag) < 0.6 * np.maximum(head.level, 1e-9))) > 0.5
+    return bool(in_place.sum() <= RULE * max(int((in_place | shifted).sum()), 1))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
-from offpol_diag.diagnosis.rows import Floats, Rows, percent
+from offpol_diag.diagnosis.rows import Flags, Floats, Rows, percent
 
 GRIDS = {
     "bfloat16": (8, "0.002%"),
@@ -15,8 +15,8 @@ GRIDS = {
     **{f"{places}-decimal": (places, "2%") for places in (1, 2, 3, 4)},
 }
 """Number format → its significant bits or decimals, and the share of values on it by chance."""
-ON_GRID = 0.98
-"""Least share of values on a grid: some are written by another path."""
+ON_GRID, FEWEST, DIFFERENT = 0.98, 50, 20
+"""Least share of values on a grid (some are written by another path), fewest values and different ones."""
 
 
 class LowPrecision(Cause):
@@ -36,24 +36,18 @@ class LowPrecision(Cause):
         "numerics": "Kernels leave noise at any value, not a grid.",
         "sentinel": "A grid has many values; a sentinel is one.",
     }
-    blanks = {"column": "rollout or train", "grid": "bfloat16, float16 or decimal numbers"}
 
     def look(self, rows: Rows) -> Found | None:
         for name, x in (("rollout", rows.q), ("train", rows.p)):
             some = x[(x < -1e-4) & (x > -60)]
-            if len(some) < 50 or len(np.unique(some)) < 20:
+            if len(some) < FEWEST or len(np.unique(some)) < DIFFERENT:
                 continue
             for grid, (bits, chance) in GRIDS.items():
                 share = float(np.mean(_on(grid, bits, some)))
                 if share <= ON_GRID:
                     continue
-                decimals = grid.endswith("decimal")
-                step = 10.0**-bits if decimals else 2.0 ** (np.floor(np.log2(np.abs(some))) - bits + 1)
-                size = float(np.sqrt(np.mean(np.minimum(np.abs(rows.delta), 1) ** 2)))
                 evidence = (
-                    f"{percent(share)} of the {name} log-probs are {grid} numbers (by chance: {chance}); "
-                    f"rounding moves them by {np.sqrt(np.mean(step**2 / 12)):.1g} nats (root mean square), "
-                    f"the whole mismatch is {size:.1g}"
+                    f"{percent(share)} of the {name} log-probs are {grid} numbers (by chance: {chance})"
                 )
                 q, p = (np.where(y == 0, -1e-6, y) for y in (rows.q, rows.p))  # what was rounded to 0
                 words = {"column": name, "grid": grid}
@@ -65,12 +59,12 @@ class LowPrecision(Cause):
         return replace(rows, q=(bits & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64))
 
 
-def _on(grid: str, bits: int, x: Floats) -> Floats:
-    """Return which values are numbers of a grid, [T] of 0 and 1."""
+def _on(grid: str, bits: int, x: Floats) -> Flags:
+    """Return which values are numbers of a grid."""
     single = x.astype(np.float32)
     if grid == "bfloat16":
-        return np.asarray((single.view(np.uint32) & 0xFFFF) == 0, np.float64)
+        return np.asarray((single.view(np.uint32) & 0xFFFF) == 0)
     if grid == "float16":
-        return np.asarray(single.astype(np.float16) == single, np.float64)
+        return np.asarray(single.astype(np.float16) == single)
     scaled = x * 10.0**bits
-    return np.asarray(np.abs(scaled - np.rint(scaled)) < 0.01, np.float64)
+    return np.asarray(np.abs(scaled - np.rint(scaled)) < 0.01)

@@ -10,14 +10,15 @@ from offpol_diag.diagnosis.cause import Cause, Found
 from offpol_diag.diagnosis.causes.sampling import other_base
 from offpol_diag.diagnosis.rows import Rows, percent
 
-FAR, NEAR, BELOW = 0.7, 0.1, 0.3
-"""|Δ| of a token that was not the likeliest, of one that was, and how far the column may lie below, nats."""
+FAR, NEAR, BELOW, SELDOM = 0.7, 0.1, 0.3, 0.01
+"""|Δ| of a token that was not the likeliest, of one that was, how far the column may lie below, nats, and at
+which share of the tokens."""
 FEWEST, SOME = 30, 0.05
 """Fewest tokens that were not the likeliest, and least share of either kind."""
 SUMS, MASS = 0.985, 1.02
 """Share of these whose two probabilities are of two tokens of one distribution, and most of their sum."""
-MOST_CERTAIN, SPREAD = 0.2, 0.5
-"""Most of these that may be logged as certain, as a constant is, and least share of different values."""
+SPREAD = 0.5
+"""Least share of different values among these, which a constant has not."""
 
 
 class Top1Logged(Cause):
@@ -30,40 +31,26 @@ class Top1Logged(Cause):
     id = "top1_logged"
     sentence = "the {column} column holds the log-prob of the likeliest token, not of the sampled one"
     violates = "the log-prob of a sampled token is often below that of the likeliest one"
-    confirm = (
-        "print the dict of log-probs that the {side} returns for one token: the entry of the sampled id is "
-        "not always the first"
-    )
+    confirm = "print the dict of log-probs of one token: the sampled id's entry is not always the first"
     fix = "take the entry of the sampled id, not the first (vLLM: logprobs[token_id].logprob)"
     after = "without the tokens that were not the likeliest"
     ruled_out = "the log-prob of the likeliest token in place of the sampled one's"
-    apart = {
-        "rollout_raw_logprobs": (
-            "There most tokens are off a little; here those that were not the best by much."
-        ),
-    }
-    blanks = {"column": "rollout or train", "side": "engine or trainer"}
+    apart = {"rollout_raw_logprobs": "There most tokens are off a little."}
 
     def look(self, rows: Rows) -> Found | None:
-        if other_base(rows) is not None:
-            return None
         for name, x, other in (("rollout", rows.q, rows.p), ("train", rows.p, rows.q)):
             above = x - other
             far, below = above > FAR, float(np.mean(above < -BELOW))
-            if (
-                far.sum() < max(FEWEST, SOME * len(far))
-                or np.mean(np.abs(above) < NEAR) < SOME
-                or below > 0.01
-            ):
+            many = far.sum() >= max(FEWEST, SOME * len(far)) and np.mean(np.abs(above) < NEAR) >= SOME
+            if not many or below > SELDOM or other_base(rows) is not None:
                 continue
-            share = float(np.mean(np.exp(np.minimum(x[far], 0)) + np.exp(np.minimum(other[far], 0)) <= MASS))
-            constant = len(np.unique(x[far])) < SPREAD * far.sum() or (x[far] > -1e-4).mean() > MOST_CERTAIN
-            if share < SUMS or constant:
+            sums = np.mean(np.exp(np.minimum(x[far], 0)) + np.exp(np.minimum(other[far], 0)) <= MASS)
+            if sums < SUMS or len(np.unique(x[far])) < SPREAD * far.sum():
                 continue
             evidence = (
                 f"the {name} column is below the other by more than {BELOW:g} nats at {percent(below)} of "
                 f"the tokens, above it by more than {FAR:g} at {percent(float(far.mean()))}; both "
-                f"probabilities add up to at most {MASS:g} in {percent(share)} of these"
+                f"probabilities add up to at most {MASS:g} in {percent(float(sums))} of these"
             )
             # what was sampled is likely where the column is right: nothing else is to be seen
             nothing = rows.keep(np.zeros(rows.tokens, bool))

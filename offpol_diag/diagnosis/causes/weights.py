@@ -8,7 +8,7 @@ import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
-from offpol_diag.diagnosis.rows import Flags, Rows, jittered, numbers, percent
+from offpol_diag.diagnosis.rows import Rows, jittered, numbers, percent
 from offpol_diag.diagnosis.seen import ROUNDED, SYNCED, Course, Seen
 
 DIGESTS = ("weight_digest_rollout", "weight_digest_train")
@@ -43,7 +43,6 @@ class WeightsNotSynced(Cause):
         "repacked experts; if a sync every n steps is meant, write policy_lag"
     )
     after = "without these sequences"
-    ruled_out = ""
     blanks = {"since": "since some step, or at some steps"}
     apart = {
         "stale": "There the recorded lag says it; of rows that are all behind, only a checksum tells.",
@@ -62,34 +61,21 @@ class WeightsNotSynced(Cause):
     def look(self, rows: Rows) -> Found | None:
         """Find rows at policy lag 0 whose weights are not the trainer's, by their digests.
 
-        Older weights honestly have another digest at any other lag. Where no row has equal digests, the two
-        sides may be made of different tensors or dtypes, and nothing follows; nor where the engine's digests
-        are the trainer's of no step at all, up to a step or from it on; nor of digests that are all of
-        earlier steps in a dump of a few, which may begin with a constant lag that is not written down.
+        A digest of the engine that stays while the trainer's changes, or rows that differ at steps between
+        others that do not. Digests that are equal at no later step may be of another dtype, or of a constant
+        lag that is not written down.
         """
         pairs = list(zip(*(rows.column(name) for name in DIGESTS), strict=True))
-        lags, step = rows.column("policy_lag"), numbers(rows.column("step"))
-        known = np.array(
-            [lag == 0 and None not in two for lag, two in zip(lags, pairs, strict=True)], np.bool_
-        )
-        other = np.array([a != b for a, b in pairs], np.bool_)
-        if not (known & ~other).any():
+        step, synced = numbers(rows.column("step")), numbers(rows.column("policy_lag")) == 0
+        known = synced & np.array([None not in two for two in pairs], np.bool_)
+        differ = known & np.array([own != theirs for own, theirs in pairs], np.bool_)
+        equal = known & ~differ
+        if not differ.any() or not equal.any():
             return None
-        trained = {theirs for _, theirs in pairs}
-        foreign = known & np.array([own not in trained for own, _ in pairs], np.bool_)
-        if foreign.any() and not _interleaved(step[foreign], step[known & ~foreign]):
-            known &= ~foreign
-        differ = known & other
-        if not differ.any():
+        held, wanted = (len({pairs[i][side] for i in np.flatnonzero(differ)}) for side in (0, 1))
+        between = (step >= step[equal].min()) & (step <= step[equal].max())
+        if not (differ & between).any() and (held > 1 or wanted < FEWEST_STEPS):
             return None
-        held, wanted = (
-            len(set(side)) for side in zip(*(pairs[i] for i in np.flatnonzero(differ)), strict=True)
-        )
-        stays = held == 1 and wanted >= FEWEST_STEPS
-        if not stays and _of_earlier_steps(rows, differ):
-            several = held > 1 or len(np.unique(step[known])) >= FEWEST_STEPS
-            if not several or not (step[known & ~other] > step[differ].min()).any():
-                return None
         evidence = (
             f"engine and trainer have other digests in {int(differ.sum()):,} of {int(known.sum()):,} rows of "
             f"policy lag 0: {held:,} of the engine, {wanted:,} of the trainer"
@@ -123,17 +109,3 @@ class WeightsNotSynced(Cause):
         size = np.where(step < 2, 0.0, 0.2 * step)[rows.owner]
         said = {"step": step.tolist(), "policy_lag": [0] * rows.sequences}
         return replace(rows, p=jittered(rows, size, rng), scalars={**rows.scalars, **said})
-
-
-def _interleaved(some: np.ndarray, others: np.ndarray) -> bool:
-    """Return whether steps are known, and not all of some before or after all of others."""
-    return bool(some.min() <= others.max() and others.min() <= some.max())
-
-
-def _of_earlier_steps(rows: Rows, differ: Flags) -> bool:
-    """Return whether each digest of the engine in the flagged rows is the trainer's of an earlier step."""
-    step, (held, scored) = numbers(rows.column("step")), (rows.column(name) for name in DIGESTS)
-    first: dict[object, float] = {}
-    for digest, one in zip(scored, step, strict=True):
-        first[digest] = min(first.get(digest, np.inf), one)
-    return all(first.get(held[i], np.inf) < step[i] for i in np.flatnonzero(differ))
