@@ -178,9 +178,10 @@ def constant(x: Floats, other: Floats) -> float | None:
     ]
     for (value, many), (_, next_one) in pairwise([*found, (0.0, 1)]):
         same, size = x == value, np.abs(x - other)
-        stands_out = many >= LEAST and many > OFTEN * next_one and _chosen(x, value)
+        common = many >= LEAST and many > OFTEN * next_one
         usual = float(np.median(size[~same])) if not same.all() else 0.0
-        if (impossible(value) or stands_out) and np.median(size[same]) > max(BESIDE, 10 * usual):
+        far = np.median(size[same]) > max(BESIDE, 10 * usual)
+        if far and (impossible(value) or (common and _chosen(x, value))):
             return value
     return None
 

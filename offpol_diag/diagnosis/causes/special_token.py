@@ -46,6 +46,7 @@ class SpecialToken(Cause):
     blanks = {"ids": "in the answer"}
 
     def look(self, rows: Rows) -> Found | None:
+        assert rows.ids is not None
         values, which, many = np.unique(rows.ids, return_inverse=True, return_counts=True)
         mean = np.bincount(which, rows.size) / many
         off = np.bincount(which, rows.size > 0.5 * mean[which]) / many
