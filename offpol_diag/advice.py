@@ -8,7 +8,7 @@ better. Methods of other families stand beside it. Published thresholds are aler
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 from statistics import fmean, median
 from typing import Final, NamedTuple
@@ -32,7 +32,6 @@ ALIGNED_K3 = 1e-6
 """K3 of policies that agree to rounding, whatever the diagnosis: slime and vLLM × TorchTitan gate at it."""
 GROWN, LEAST = 5.0, 1e-4
 """K3 grows if its median over the last third of the steps is above this times the first third's, and this."""
-GROWS = "Ring and LR-decay reports: growth is an optimisation symptom; corrections alone fail in long runs"
 MERGE = 0.015
 """K3 above which prime-rl merges no new model; a run that stays above it is resumed from before."""
 HALF = 0.5
@@ -205,7 +204,7 @@ def advised(summary: Result, trainer: str | None = None) -> Result:
 
 
 def recommend(summary: Result) -> Recommendation:
-    """Return the decision of the first rule that holds for a dump's numbers and diagnosis, and the alerts.
+    """Return the decision of the first rule that holds, and the published levels that numbers cross.
 
     Beside a method stand those of other families, as they ship, that were computed of this dump.
     """
@@ -218,6 +217,13 @@ def recommend(summary: Result) -> Recommendation:
         sentence += f" Until then, leave out the sequences with {where}."
     chosen, *others = FAMILIES[seen.policy] if rule.decision == METHOD else (None,)
     fired = [Fired(rule=rule.name, level="decision", sentence=rule.sentence, saw={}, source=rule.source)]
+    for metric in METRICS.values():
+        for one in crossed(metric, seen.value(metric.name)):
+            names = filter(None, (metric.name, one.beside))
+            saw = {seen.prefix + name: seen.number(name).value for name in names}
+            fired.append(
+                Fired(rule=one.name, level="alert", sentence=one.sentence, saw=saw, source=one.source)
+            )
     return Recommendation(
         decision=rule.decision,
         title=chosen and DEFAULT,
@@ -230,30 +236,8 @@ def recommend(summary: Result) -> Recommendation:
             for name in others
             if name in shown and not shown[name].needs and shown[name].method == method(shipped[name])
         ],
-        fired=[*fired, *_alerts(seen)],
+        fired=fired,
     )
-
-
-def _alerts(seen: Evidence) -> Iterator[Fired]:
-    """Yield the published warning levels that the numbers of the main pair of policies cross."""
-
-    def alert(rule: str, sentence: str, source: str, saw: dict[str, float | None]) -> Fired:
-        return Fired(rule=rule, level="alert", sentence=sentence, saw=saw, source=source)
-
-    def numbers(*names: str) -> dict[str, float | None]:
-        return {seen.prefix + name: seen.number(name).value for name in names if name}
-
-    if grown := growth(seen.summary):
-        grew, source = "K3 grew more than 5-fold from the first third of the steps to the last", GROWS
-        first, last = grown.thirds
-        yield alert("growing", grew, source, {"first third, median k3": first, "last third, median k3": last})
-    if seen.number("ess_tokens").note is not None:
-        heavy = "k̂ of tokens above its limit: means of the ratios are unreliable"
-        limit = "Vehtari et al. 2024: k̂ above min(1 − 1/log10 n, 0.7)"
-        yield alert("heavy tail", heavy, limit, numbers("khat_tokens"))
-    for metric in METRICS.values():
-        for one in crossed(metric, seen.value(metric.name)):
-            yield alert(one.name, one.sentence, one.source, numbers(metric.name, one.beside))
 
 
 def prescribed(given: Recommendation, trainer: str, policy: Policy) -> str | None:

@@ -571,12 +571,11 @@ def sweep(
         preset_file: see `analyze`.
         **how: see `analyze`.
     """
-    from offpol_diag.sweep import asked
     from offpol_diag.sweep import sweep as swept
 
-    given = asked(_one_preset(_catalogue(preset_file), "preset", preset), which, at, keep)  # type: ignore[arg-type]
+    moved = _one_preset(_catalogue(preset_file), "preset", preset)
     with _opened(what, how) as (dump, label):
-        return Report(_labelled(swept(dump, given, **_where(how)), label))
+        return Report(_labelled(swept(dump, moved, which, at, keep, **_where(how)), label))  # type: ignore[arg-type]
 
 
 @checked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from offpol_diag.core.gap import Tokens
-from offpol_diag.core.observe import examine, running
+from offpol_diag.core.observe import examine
 from offpol_diag.core.preset_numbers import AT_LAG_0
 from offpol_diag.core.state import Array
 from offpol_diag.core.steps import rule as rule_of
@@ -23,7 +23,6 @@ from offpol_diag.presets import OF_SEQUENCES, Preset, Reject, Weight
 from offpol_diag.presets.grammar import named
 from offpol_diag.presets.words import RATIOS, judged
 from offpol_diag.result import Result, SolvedWindow, Sweep, SweptPoint
-from offpol_diag.run.devices import ON_CPU
 
 LOGARITHMIC = ("ratio", "mult_prob_error")
 """Statistics whose bounds are factors: 1.001 is near, and a window is [1/b, b]."""
@@ -122,12 +121,7 @@ def bounds_of(preset: Preset) -> list[Bound]:
 STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 """Round numbers within a decade."""
 FAR = (2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 1000.0, 10_000.0)
-MOST = 12
-"""Most thresholds that a table shows, roughly."""
-MUCH = 0.1
-"""Thresholds that change more than this share of the weights of tokens count as equal in effect."""
-LITTLE = 0.02
-"""Thresholds whose kept shares of tokens and of sequences sum to less than this count as equal in effect."""
+"""Factors beyond 2."""
 
 
 def round_numbers(bound: Bound) -> tuple[float, ...]:
@@ -148,103 +142,74 @@ def round_numbers(bound: Bound) -> tuple[float, ...]:
     return tuple(sorted({*own, *(x for x in values if not bound.objection(x))}))
 
 
-def informative(points: Sequence[SweptPoint], bound: Bound) -> list[SweptPoint]:
-    """Select the thresholds to show: where what they do changes, evenly thinned, and the preset's own.
-
-    What a threshold does is the share of the weights that it changes, or the sum of the shares it keeps.
-    """
-    effects = []
-    for point in points:
-        names = ("truncated_high", "truncated_low", "tokens_rejected", "sequences_dropped")
-        high, low, tokens, sequences = (point.numbers[name].value or 0.0 for name in names)
-        changed = {"upper": high, "lower": low}.get(bound.side, high + low)
-        if bound.place == "weight":
-            effects.append(min(changed, MUCH) if bound.unit == "token" else changed)
-        else:
-            effects.append(max(2 - tokens - sequences, LITTLE))
-    changes = [at for at, (one, two) in enumerate(pairwise(effects)) if abs(one - two) > 1e-12]
-    first, last = (changes[0], changes[-1] + 1) if changes else (0, len(points) - 1)
-    shown = {*range(first, last + 1)[:: max(1, math.ceil((last + 1 - first) / MOST))], last}
-    return [point for at, point in enumerate(points) if at in shown or point.own]
-
-
-# ---------------------------------------------------------------- the sweep
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is asked of a sweep.
-
-    Attributes:
-        bound: the bound that moves.
-        values: thresholds, ascending; None for round numbers in the range of the data.
-        keep: the share that the solved bounds must keep, or None.
-        sides: the sides of the rule that are solved for.
-    """
-
-    bound: Bound
-    values: tuple[float, ...] | None = None
-    keep: float | None = None
-    sides: tuple[str, ...] = ()
-
-
-def asked(preset: Preset, which: str | None, at: str | None, keep: float | None) -> Asked:
-    """Check what a user asks for before the dump is read; without `which` the bound it is about moves.
+def pick(preset: Preset, which: str | None) -> Bound:
+    """Return the bound of this name; without one that which the preset is about.
 
     Raises:
-        UsageError: there is no such bound, or a threshold or the share does not go with it.
+        UsageError: there is none.
     """
     every = {str(one): one for one in bounds_of(preset)}
-    if not every or (which is not None and which not in every):
-        what = "no bound" if which is None else f'no bound "{which}"'
-        hint = f"--which may be {', '.join(every)}" if every else "name a preset with a threshold"
+    if not every:
+        hint = "name a preset with a threshold"
+        raise UsageError(f"{preset.name} has no bound that can be swept", hint)
+    if which is not None and which not in every:
+        hint = did_you_mean(which, list(every)) or f"--which may be {', '.join(every)}"
+        raise UsageError(f'{preset.name} has no bound "{which}"', hint)
+    return every[which or next(iter(every))]
+
+
+def parse(text: str, bound: Bound) -> list[float]:
+    """Parse the thresholds of `--at`.
+
+    Raises:
+        UsageError: they are no numbers, do not rise, or one is invalid for the bound.
+    """
+    try:
+        values = [float(word) for word in text.split(",")]
+    except ValueError:
+        values = [math.nan]
+    if not (all(map(math.isfinite, values)) and all(one < two for one, two in pairwise(values))):
         raise UsageError(
-            f"{preset.name} has {what} that can be swept", did_you_mean(which or "", list(every)) or hint
+            f"--at {text}: thresholds are numbers that rise", "for example --at 1.0001,1.001,1.01"
         )
-    bound = every[which or next(iter(every))]
-    values = None
-    if at is not None:
-        try:
-            values = tuple(float(word) for word in at.split(","))
-        except ValueError:
-            values = (math.nan,)
-        if not (all(map(math.isfinite, values)) and all(one < two for one, two in pairwise(values))):
-            hint = "write them like --at 1.0001,1.001,1.01"
-            raise UsageError(f"--at {at}: thresholds are numbers that rise", hint)
-        for value in values:
-            if why := bound.objection(value):
-                raise UsageError(f"--at {value:g}: {bound} of {preset.name}: {why}", "leave it out")
-    rule = bound.rule
-    if keep is not None and not 0 < keep <= 1:
-        raise UsageError(f"--keep {keep:g}: it must be above 0 and at most 1", "to keep 95%: --keep 0.95")
-    if keep is not None and isinstance(rule, Reject) and (rule.over == "batch" or rule.advantage != "any"):
-        what = f"--keep: what {bound} of {preset.name} drops is not decided by each {bound.unit} alone"
-        raise UsageError(what, "leave --keep out: the table shows what each threshold keeps")
-    both = which is None and None not in (rule.lower, rule.upper) and bound.statistic in SIGNED
-    return Asked(bound, values, keep, ("lower", "upper") if both or bound.side == "window" else (bound.side,))
+    for value in values:
+        if why := bound.objection(value):
+            raise UsageError(f"--at {value:g}: {bound} of {bound.preset.name}: {why}", "leave it out")
+    return values
 
 
 @np.errstate(all="ignore")
-def sweep(dump: Dump, given: Asked, **how: Any) -> Result:
-    """Analyse a preset at many thresholds in one pass; `how` is as of `examine`.
+def sweep(
+    dump: Dump,
+    preset: Preset,
+    which: str | None = None,
+    at: str | None = None,
+    keep: float | None = None,
+    **how: Any,
+) -> Result:
+    """Analyse a preset at many thresholds in one pass.
+
+    Args:
+        dump: the dump.
+        preset: the preset.
+        which: the name of the bound that moves; None for the one it is about.
+        at: the thresholds, rising; None for round numbers.
+        keep: the share that the bounds keep that are solved for, in a pass of its own.
+        **how: as of `examine`.
 
     Returns:
         The Result of the dump with the unchanged preset, and `sweep` filled.
 
     Raises:
-        UsageError: the dump lacks a column that the preset reads, or the bounds cannot be solved for.
-        DumpError, ClusterError: as of `examine`.
+        UsageError: a bound, a threshold or the share cannot be, or a column is missing.
     """
-    bound, preset, have = given.bound, given.bound.preset, {*dump.info.columns}
+    bound, have = pick(preset, which), {*dump.info.columns}
+    every = [bound.ends(value) for value in (parse(at, bound) if at is not None else round_numbers(bound))]
     if lacking := preset.lacking(have | ({"advantages"} if {"rewards", "group_id"} <= have else set())):
         missing = f"the dump has no {' and no '.join(lacking)}, which {preset.name} cannot do without"
         raise UsageError(missing, "name the column with --columns, or sweep another preset")
-    every, kept = [bound.ends(value) for value in given.values or round_numbers(bound)], (0, 0)
-    if given.keep is not None:
-        with running(how.get("engine", "local"), ON_CPU, how.get("threads"), how.get("progress")) as runs:
-            seen: Values | None = runs.reduce(dump, Look(bound))
-        solved, kept = solve(seen, given)
-        every.append(solved)
+    solved = None if keep is None else solve(dump, bound, keep, alone=which is not None)
+    every += [solved[0]] if solved else []
     moved = [bound.moved(ends) for ends in every]
     whole = diagnosed(examine(dump, presets=(preset, *moved), lag_0=True, **how))
     points = [
@@ -257,16 +222,16 @@ def sweep(dump: Dump, given: Asked, **how: Any) -> Result:
         for ends, one in zip(every, moved, strict=True)
     ]
     window = None
-    if given.keep is not None:
-        point = points.pop()
+    if solved:
+        point, (_, kept, of) = points.pop(), solved
         name = named(preset.name, {place: repr(end) for place, end in point.bounds.items()})
-        window = SolvedWindow(asked=given.keep, kept=kept[0], of=kept[1], preset=name, point=point)
+        window = SolvedWindow(asked=keep or 0.0, kept=kept, of=of, preset=name, point=point)
     found = Sweep(
         preset=preset.name,
         which=str(bound),
         statistic=judged(bound.rule) if isinstance(bound.rule, Reject) else RATIOS[bound.rule.over],
         unit=bound.unit,
-        points=points if given.values else informative(points, bound),
+        points=points,
         window=window,
     )
     others = tuple(f"preset/{one.name}" for one in moved)
@@ -284,55 +249,51 @@ MOST_NATS = 700.0
 """Largest |log| of a bound, whose exponential is still a float."""
 
 
-@dataclass(frozen=True)
-class Values:
-    """The statistic of every token or sequence: 8 bytes each."""
-
-    parts: tuple[Array, ...]
-
-    def merge(self, other: Values) -> Values:
-        """Join the values."""
-        return Values(self.parts + other.parts)
+def statistic(batch: Batch, bound: Bound) -> Array:
+    """Return what a bound is compared with, of tokens or of sequences; of ratios the logarithm."""
+    rule, tokens = bound.rule, Tokens.of(batch)
+    if isinstance(rule, Weight):
+        rule = Reject("ratio", rule.over, safety=rule.safety, safety_at=rule.safety_at)
+    x: Array = tokens.judged(rule_of(bound.preset.policy, rule))
+    return x[tokens.sequences.filled] if rule.over in OF_SEQUENCES else x
 
 
-@dataclass(frozen=True)
-class Look:
-    """The job of a pass: what a bound is compared with, of tokens or sequences; of ratios the logarithm."""
-
-    bound: Bound
-
-    def __call__(self, batch: Batch) -> Values:
-        """Collect the values of one batch."""
-        rule, tokens = self.bound.rule, Tokens.of(batch)
-        if isinstance(rule, Weight):
-            rule = Reject("ratio", rule.over, safety=rule.safety, safety_at=rule.safety_at)
-        x: Array = tokens.judged(rule_of(self.bound.preset.policy, rule))
-        return Values((x[tokens.sequences.filled] if rule.over in OF_SEQUENCES else x,))
-
-
-def solve(seen: Values | None, given: Asked) -> tuple[dict[str, float], tuple[int, int]]:
-    """Return the bounds that keep the share, as many lost below as above; how many they keep, and of all.
+def solve(dump: Dump, bound: Bound, share: float, alone: bool) -> tuple[dict[str, float], int, int]:
+    """Return the bounds that keep a share, as many lost below as above; how many they keep, and of how many.
 
     Each is the shortest number between the last value kept and the first lost; equal values are not parted.
+    Both sides of a rule are solved for, unless one stands `alone`. All values are held, 8 bytes each.
+
+    Raises:
+        UsageError: it is no share, or what the bound drops depends on more than the statistic of each unit.
     """
-    x = np.sort(np.concatenate(seen.parts)) if seen else np.zeros(0)
-    many, logs = len(x), given.bound.statistic == "ratio"
+    rule, logs = bound.rule, bound.statistic == "ratio"
+    if not 0 < share <= 1:  # also refuses NaN
+        raise UsageError(f"--keep {share:g}: it must be above 0 and at most 1", "to keep 95%: --keep 0.95")
+    if isinstance(rule, Reject) and (rule.over == "batch" or rule.advantage != "any"):
+        what = f"--keep: what {bound} of {bound.preset.name} drops is not decided by each {bound.unit} alone"
+        raise UsageError(what, "leave --keep out: the table shows what each threshold keeps")
+    x = np.sort(np.concatenate([statistic(batch, bound) for batch in dump.batches()] or [np.zeros(0)]))
+    many = len(x)
     if not many:
         raise DumpError("the dump has no sequence", "check that its writer was closed")
-    keep = max(1, math.ceil((given.keep or 1.0) * many - 1e-9))
-    below = {("lower", "upper"): (many - keep) // 2, ("lower",): many - keep}.get(given.sides, 0)
+    both = bound.side == "window" or (
+        not alone and None not in (rule.lower, rule.upper) and bound.statistic in SIGNED
+    )
+    keep = max(1, math.ceil(share * many - 1e-9))
+    below = (many - keep) // 2 if both else many - keep if bound.side == "lower" else 0
     bounds, first, last = dict[str, float](), 0, many
-    if "lower" in given.sides:
+    if both or bound.side == "lower":
         value = float(x[below])
         first = int(np.searchsorted(x, value, "left"))
         beyond = float(x[first - 1]) if first else value - max(abs(value) * SPARE, 1e-9)
         bounds["lower"] = shortest(beyond, value, logs, nearest=value)
-    if "upper" in given.sides:
+    if both or bound.side == "upper":
         value = float(x[below + keep - 1])
         last = int(np.searchsorted(x, value, "right"))
         beyond = float(x[last]) if last < many else value + max(abs(value) * SPARE, 1e-9)
         bounds["upper"] = shortest(value, beyond, logs, nearest=value)
-    return bounds, (last - first, many)
+    return bounds, last - first, many
 
 
 def shortest(low: float, high: float, logs: bool, nearest: float) -> float:

@@ -301,11 +301,9 @@ def test_each_alert_fires_on_its_side_of_the_line_with_the_number_it_saw(name, v
     assert fine is None or len(recommend(given(prefix=prefix, **{name: fine})).fired) == 1
 
 
-def test_alerts_stand_beside_every_decision_and_a_heavy_tail_is_one_by_the_note_of_its_mean():
+def test_alerts_stand_beside_every_decision():
     for change in ({"diagnosis": BUG}, {"facts": {"groups": 3}}, {"k3": 9e-7}, {}):
         assert [one.rule for one in recommend(given(chi2_token=1.1, **change)).fired[1:]] == ["large χ²"]
-    (alert,) = recommend(given(ess_tokens=0.95, note="unreliable: k̂ = 0.9 is above 0.7")).fired[1:]
-    assert (alert.rule, list(alert.saw)) == ("heavy tail", ["khat_tokens"])
 
 
 def test_no_rule_holds_because_a_number_is_unknown():
@@ -365,9 +363,6 @@ def test_a_small_mismatch_needs_no_correction_and_a_stale_run_the_default(name):
     assert (found.decision, found.rule) == (METHOD if stale else NO, rule)
     assert found.method in (catalogue.load() if stale else (None,))
     assert advised(again) == summary
-    growing = [one.saw for one in found.fired if one.rule == "growing"]
-    assert bool(growing) is (name == "collapse")
-    assert all(saw["last third, median k3"] > 5 * saw["first third, median k3"] > 0 for saw in growing)
 
 
 def test_two_equal_columns_are_the_same_numbers_twice(tmp_path):

@@ -95,7 +95,7 @@ SAID = [
     (
         "compare two.parquet --presets pure_is",
         "the dump has no current_log_probs, which pure_is cannot do without",
-        "try --presets ",
+        "name the column with --columns",
     ),
     (ANALYZE + "--columns rollout=nope", "", ""),
     # what is written

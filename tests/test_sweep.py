@@ -19,9 +19,9 @@ from offpol_diag.cli import app
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load
-from offpol_diag.report.sweep import telling
+from offpol_diag.report.sweep import shown, telling
 from offpol_diag.result import loads
-from offpol_diag.sweep import METRICS, asked, bounds_of, informative, round_numbers, shortest, sweep
+from offpol_diag.sweep import METRICS, bounds_of, pick, round_numbers, shortest, sweep
 from tests import oracles
 from tests.factory import DumpFile
 from tests.reading import analyze, opened
@@ -69,8 +69,8 @@ def preset(name):
 
 def result(name, values=AT, path=None, which=None, keep=None, **how):
     read = {key: how.pop(key) for key in ("batch_tokens",) if key in how}
-    given = replace(asked(preset(name), which, None, keep), values=values)
-    return sweep(opened(path or DUMP, **read), given, **({"threads": 1} | how))
+    at = None if values is None else ",".join(map(repr, values))
+    return sweep(opened(path or DUMP, **read), preset(name), which, at, keep, **({"threads": 1} | how))
 
 
 def swept(*given, **how):
@@ -174,21 +174,12 @@ def test_every_bound_has_rising_round_thresholds_and_its_own_and_those_that_do_s
             assert all(a < b for a, b in pairwise(found)), (one.name, str(bound))
             assert bound.own in found
             assert len(found) > 5, (one.name, str(bound))
-    first = asked(preset("geo_rs"), None, None, None).bound
-    point = swept("geo_rs", (2.0,), dump).points[0]
-    rejected = [1.0] * 10 + [1 - k / 9 for k in range(10)] + [0.0] * 20
-    points = [
-        point.model_copy(
-            update={
-                "threshold": at,
-                "own": at == 2,
-                "numbers": {name: replace(x, value=0.0) for name, x in point.numbers.items()}
-                | {"tokens_rejected": replace(point.numbers["tokens_rejected"], value=share)},
-            }
-        )
-        for at, share in enumerate(rejected)
-    ]
-    assert [one.threshold for one in informative(points, first)] == [2, *range(10, 20)]
+    found = swept("geo_rs", None, dump)
+    few = shown(found.points, "tokens_weighted")
+    assert len(few) <= 14 < len(found.points)
+    assert [one for one in few if one.own]
+    kept = [one.numbers["tokens_weighted"].value for one in few if not one.own]
+    assert all(two - one >= 1 / 14 for one, two in pairwise(kept))
 
 
 # ---------------------------------------------------------------- what is asked
@@ -196,7 +187,7 @@ def test_every_bound_has_rising_round_thresholds_and_its_own_and_those_that_do_s
 
 def test_the_bound_that_a_preset_is_about_is_swept_unless_another_is_named():
     every = {"geo_rs": "reject[0]", "token_is": "weight.upper", "token_is_rs_veto": "reject[0].upper"}
-    assert {name: str(asked(preset(name), None, None, None).bound) for name in every} == every
+    assert {name: str(pick(preset(name), None)) for name in every} == every
     assert [*map(str, bounds_of(preset("geo_rs")))] == ["reject[0]", "reject[0].upper", "reject[0].lower"]
 
 
@@ -218,9 +209,9 @@ def test_the_bound_that_a_preset_is_about_is_swept_unless_another_is_named():
         *((name, None, None, 0.9, "not decided by each token alone") for name in ("against", "batch")),
     ],
 )
-def test_what_cannot_be_swept_or_kept_is_refused_before_the_dump_is_read(name, which, at, keep, said):
+def test_what_cannot_be_swept_or_kept_is_refused(name, which, at, keep, said, dump):
     with pytest.raises(UsageError) as caught:
-        asked(preset(name), which, at, keep)
+        sweep(opened(dump), preset(name), which, at, keep)
     assert re.search(said, f"{caught.value.message}; {caught.value.hint}")
 
 
@@ -274,7 +265,7 @@ def test_one_side_asked_for_is_solved_alone_and_the_bounds_have_a_name_that_says
 
 def test_the_share_is_that_of_the_bound_alone_and_what_the_preset_then_keeps_stands_beside_it():
     veto = replace(preset("geo"), veto=Veto(lower=0.5))
-    window = sweep(opened(DUMP), replace(asked(veto, None, None, 0.9), values=AT), threads=1).sweep.window
+    window = sweep(opened(DUMP), veto, at="1.5,2", keep=0.9, threads=1).sweep.window
     assert window.kept == math.ceil(0.9 * 512)
     assert window.point.numbers["sequences_dropped"].value > 0.1
 

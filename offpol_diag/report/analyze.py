@@ -199,12 +199,8 @@ def alerts(summary: Result) -> list[Fired]:
 
 
 def _tells(alert: Fired, summary: Result) -> bool:
-    """Return whether an alert says what the rest of the answer does not: growth and the heavy tail are there.
-
-    Nor is a level told as crossed by a number that the tail leaves unknown.
-    """
-    known = not any(doubted(summary.whole.get(key, Number())) for key in alert.saw)
-    return known and alert.rule not in ("growing", "heavy tail")
+    """Return whether a level is told as crossed: not by a number that a heavy tail leaves unknown."""
+    return not any(doubted(summary.whole.get(key, Number())) for key in alert.saw)
 
 
 def _findings(summary: Result) -> tuple[str, ...]:

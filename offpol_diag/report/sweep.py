@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shlex
+from collections.abc import Sequence
 from itertools import cycle
 
 from offpol_diag.metrics import title as title_of
@@ -11,39 +13,23 @@ from offpol_diag.numerals import count, say_value, value_or_dash, written
 from offpol_diag.report.analyze import analysis, of_dump
 from offpol_diag.report.answer import Answer, Fact
 from offpol_diag.report.plot import COLOURS, LABELS, SHARE, Panel, chart, curve, upright
-from offpol_diag.result import Result, Sweep
+from offpol_diag.result import Result, Sweep, SweptPoint
 from offpol_diag.table import Table
 
-COLUMNS = {
-    "tokens_weighted": ("kept tokens", "Kept tokens: not rejected, and of a weight above 0."),
-    "truncated_high": ("weights above", "Weights above, below: the share beyond the upper or lower bound."),
-    "truncated_low": ("weights below", ""),
-    "ess_tokens": (
-        "ESS",
-        "ESS: (Σw)²/(nΣw²) of the final weights, 0 where rejected; the smaller, the noisier.",
-    ),
-    "weight_mean": (
-        "mean weight",
-        "Mean weight: of the tokens not rejected; its distance from 1 is the bias of a constant.",
-    ),
-    "kept_at_lag_0": (
-        "at lag 0",
-        "At lag 0: kept tokens of policy lag 0, where only numerics make the policies differ.",
-    ),
-}
-"""Number → header of its column, and what it is."""
+COLUMNS = ("tokens_weighted", "truncated_high", "truncated_low", "ess_tokens", "weight_mean", "kept_at_lag_0")
+"""Numbers that have a column."""
+MOST = 12
+"""Most thresholds that a table shows, roughly."""
 APART = ("weight_mean", "kept_at_lag_0")
 """Numbers that are not drawn: no shares of all tokens or weights."""
 
 
 def answer(summary: Result, found: Sweep) -> Answer:
     """Return what the preset keeps at its own threshold, or within the bounds that were solved for."""
-    points, window, columns = found.points, found.window, telling(found)
-    name = (
-        "ess_tokens"
-        if {one.numbers["tokens_weighted"].value for one in points} == {1.0}
-        else "tokens_weighted"
-    )
+    window, columns = found.window, telling(found)
+    every = {one.numbers.get("tokens_weighted", Number()).value for one in found.points}
+    name = "ess_tokens" if every == {1.0} else "tokens_weighted"
+    points = shown(found.points, name)
     own = next((one for one in points if one.own), points[0])
     value, interval = written(own.numbers.get(name, Number()))
     what = f"an ESS of tokens of {value}" if name == "ess_tokens" else f"{value} of the tokens"
@@ -61,30 +47,22 @@ def answer(summary: Result, found: Sweep) -> Answer:
         next_ = (("preset", f"offpol-diag presets {shlex.quote(window.preset)}"), *next_)
     if summary.diagnosis is not None:
         facts.append(Fact("Bug?", summary.diagnosis.headline))
-    first_last = [
+    goes = " to ".join(
         f"{value_or_dash(one.numbers.get(name))} at {one.threshold:.7g}" for one in (points[0], points[-1])
-    ]
-    goes = " to ".join(first_last)
+    )
     rows = [
         (f"{one.threshold:.9g}{' ←' if one.own else ''}", *(one.numbers.get(key) for key in columns))
         for one in points
     ]
-    notes = ("←: the preset as it stands.", *filter(None, (COLUMNS[key][1] for key in columns)))
-    header = ("threshold", *(COLUMNS[key][0] for key in columns))
-    caption = f"{found.preset}: every threshold of {found.which}"
+    header = ("threshold", *map(title_of, columns))
+    caption = f"{found.preset} by threshold of {found.which} (←: the preset as it stands)"
     charts = []
     if len(points) > 1:
-        names, drawn = (
-            [f"{one.threshold:.9g}" for one in points],
-            [key for key in columns if key not in APART],
-        )
-        traces = [
-            trace
-            for key, colour in zip(drawn, cycle(COLOURS), strict=False)
-            for trace in curve(
-                (names, [one.numbers.get(key, Number()) for one in points], title_of(key), colour)
-            )
-        ]
+        names = [f"{one.threshold:.9g}" for one in points]
+        traces = []
+        for key, colour in zip((key for key in columns if key not in APART), cycle(COLOURS), strict=False):
+            numbers = [one.numbers.get(key, Number()) for one in points]
+            traces += curve((names, numbers, title_of(key), colour))
         here = [upright(at, "as it stands") for at, one in enumerate(points) if one.own]
         panel = Panel(f"threshold b of {found.which}", "share", traces, LABELS, SHARE, here)
         charts.append(chart("sweep", f"{title_of(name)}: from {goes}", panel))
@@ -95,7 +73,7 @@ def answer(summary: Result, found: Sweep) -> Answer:
         interval,
         f"Over the thresholds it goes from {goes}." if len(points) > 1 else "",
         facts=tuple(facts),
-        tables=(Table("sweep", caption, header, rows, notes),),
+        tables=(Table("sweep", caption, header, rows),),
         charts=tuple(charts),
         next=next_,
     )
@@ -113,3 +91,15 @@ def telling(found: Sweep) -> list[str]:
         if varies and values not in shown.values():
             shown[name] = values
     return [*shown] or ["tokens_weighted"]
+
+
+def shown(points: Sequence[SweptPoint], name: str) -> list[SweptPoint]:
+    """Select the thresholds to show: those between which a number moves by a part of its range."""
+    values = [one.numbers.get(name, Number()).value or 0.0 for one in points]
+    part, last, found = (max(values) - min(values)) / MOST, math.inf, list[SweptPoint]()
+    for one, value in zip(points, values, strict=True):
+        moves = abs(value - last) >= part > 0
+        if moves or one.own or len(points) <= MOST:
+            found.append(one)
+        last = value if moves else last
+    return found or [*points[:1]]
