@@ -9,7 +9,7 @@ Under `torch.compile` it runs eagerly, between two graphs: not with `fullgraph=T
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,16 +17,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from offpol_diag.core import readout
-from offpol_diag.core.correct import packed, weights_and_mask
 from offpol_diag.core.evaluate import Evaluator
+from offpol_diag.core.formulas import batch_cut
 from offpol_diag.core.observe import Observe
+from offpol_diag.core.segments import Segments
+from offpol_diag.core.steps import steps
 from offpol_diag.core.study import Readout, Study
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.check import TOLERANCE
 from offpol_diag.errors import UsageError
-from offpol_diag.presets import Policy, Preset, catalogue
+from offpol_diag.presets import SMALLEST_NORM, Policy, Preset, catalogue
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def correct(
     if mask is not None and bool((counted & (mask != 1)).any()):
         raise UsageError("mask must be 0 or 1", "give booleans, or 1 for the tokens that count")
     given: dict[Policy, Tensor] = {"rollout": rollout, named[0].policy: train}
-    tokens = packed(given, counted, advantages)
+    tokens = _packed(given, counted, advantages)
     fine = [x.isfinite().all() for x in tokens.log_probs.values()]
     if not all((*fine, (tokens.log_probs["rollout"] <= TOLERANCE).all())):
         what = "log-probs under the mask are NaN, infinite or, of rollout, positive"
@@ -131,6 +134,45 @@ def correct(
     if lacking := named[0].lacking(have):
         raise UsageError(f"preset {named[0].name} needs {', '.join(lacking)}", "pass it, or choose another")
     dtype = train.dtype if train.is_floating_point() else torch.get_default_dtype()
-    weights, kept = weights_and_mask(tokens, counted, named[0], dtype)
+    weights, kept = _weights_and_mask(tokens, counted, named[0], dtype)
     tokens.known.clear()
     return Correction(weights, kept, Study(named, frozenset(have)), tokens, counted)
+
+
+def _packed(log_probs: Mapping[Policy, Tensor], counted: Tensor, advantages: Tensor | None) -> Evaluator:
+    """Pack log-probs [S, L] and advantages [S] or [S, L] of what counts, [S, L]; the rest may be anything."""
+    if advantages is not None:
+        advantages = advantages.reshape(len(counted), -1).expand(counted.shape)[counted].double()
+    offsets = pad(counted.sum(1).cumsum(0), (1, 0))
+    begins = (counted & ~pad(counted[:, :-1], (1, 0)))[counted].nonzero().flatten()
+    tokens, turns = int(offsets[-1]), torch.cat((begins, offsets[-1:]))
+    logs = {policy: x[counted].double() for policy, x in log_probs.items()}
+    segments = Segments(offsets, tokens), Segments(turns, tokens)
+    return Evaluator(logs, *segments, advantages, lambda rule, x: batch_cut(x, rule.reject.upper or 0.0))
+
+
+def _weights_and_mask(
+    tokens: Evaluator, counted: Tensor, preset: Preset, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Apply a preset to packed tokens, as to one trainer batch.
+
+    Returns: weights [S, L], and which tokens are kept, [S, L] bool; weights that the dtype cannot hold share
+    half of its range, but exceed all others.
+    """
+    if not tokens.sequences.tokens:
+        return torch.ones_like(counted, dtype=dtype), counted
+    own = steps(preset)
+    kept, w = tokens.kept(own.tokens, own.sequences), torch.ones_like(tokens.log_probs["rollout"])
+    if own.weight is not None:
+        w = tokens.weight(own.weight)
+        w = w if own.weight.on_tokens else tokens.sequences.spread(w)
+    if preset.weight is not None and preset.weight.normalize:
+        by_sequence = preset.weight.over != "token"
+        mean = (tokens.sequences.mean(w)[tokens.sequences.filled] if by_sequence else w).mean()
+        w = w / torch.where(mean > SMALLEST_NORM, mean, 1.0)
+    w, most = w * kept, torch.finfo(dtype).max
+    over = w > most
+    room = (most / 2 / over.sum()).clamp(min=w.masked_fill(over, 0.0).max())
+    weights, mask = torch.zeros_like(counted, dtype=dtype), counted.clone()
+    weights[counted], mask[counted] = torch.where(over, room, w).to(dtype), kept
+    return weights, mask

@@ -49,9 +49,8 @@ def places(out: Readout) -> tuple[dict[str, Axis], dict[str, Numbers]]:
             found |= {place_of(by.name, place): own for place, own in each.items()}
     able = [preset.name for preset in study.presets if DROPPED.name not in preset_numbers.idle(preset)]
     for octave, table in tables[PREFIX + LENGTH].by_place().items():
-        for name, number in zip(
-            able, out.at(table).numbers(DROPPED, [f"{name}|" for name in able]), strict=True
-        ):
+        shares = out.at(table).all([(DROPPED, f"{name}|") for name in able])
+        for name, number in zip(able, shares, strict=True):
             found[place_of(LENGTH, of_octave(octave), f"preset/{name}")] = {DROPPED.name: number}
     asked = [one for name in dict.fromkeys(study.by_step) if (one := row_by_step(name, study.presets))]
     steps = tables["steps"].by_place() if study.by_step and STEP in axes else {}
@@ -158,7 +157,7 @@ def prefixes(terms: Terms, buckets: Array) -> Table:
 
     As log Σw, log Σw² and the log of their number, at places T.
     """
-    batch, grid = terms.batch, np.array(GRID)
+    batch, grid = terms.tokens.batch, np.array(GRID)
     grid = grid[: np.searchsorted(grid, batch.lengths.max(initial=0), side="right")]
     ends = batch.cu_seqlens[:-1, None] + np.minimum(grid, batch.lengths[:, None])
     cuts = np.concatenate((batch.cu_seqlens[:-1, None], ends), axis=1)

@@ -50,7 +50,7 @@ def observe(
         rejected: `PRESET|kept`, tokens that presets keep of each sequence, [S].
         buckets: what sums are kept apart for, [S].
     """
-    batch, prefix = terms.batch, terms.drift.prefix
+    batch, prefix = terms.tokens.batch, terms.drift.prefix
     given = batch.scalars.get("step", ())
     rows = np.flatnonzero([type(step) is int and abs(step) < 1 << 62 for step in given])
     if not len(rows):
@@ -168,7 +168,7 @@ def _steps(out: Readout, groups: Sequence[Group]) -> shown.BySteps:
     rows |= {row.name: (row, "") for column, row in _PLAIN.items() if column in groups[0].reader.drawn}
     rows |= {prefix + name: (_ROWS[name], prefix) for prefix in others for name in ("k1", "k3")}
     for preset in out.study.families:
-        row = replace(_REJECTED, counts=_REJECTED.name not in preset_numbers.idle(preset))
+        row = preset_numbers.row_of(_REJECTED, preset)
         rows[f"{preset.name}.{row.name}"] = row, f"{preset.name}|"
     each = zip(*(group.reader.all([*rows.values()]) for group in groups), strict=True)
     return shown.BySteps(

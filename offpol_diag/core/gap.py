@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,8 +36,6 @@ from offpol_diag.presets import Policy
 
 FACTORS = {"f_1_1": 1.1, "f_2": 2.0, "f_5": 5.0, "f_10": 10.0}
 """Name of F(τ) = P(|Δ| > ln τ) → τ."""
-FAR = math.log(1.1)
-"""Smallest |Δ| above which tokens are looked at one by one."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,18 @@ class Tokens(Sums):
         return {"tokens": self.sequences.n, "sequences": self.filled, "rows": self.one}
 
     def terms(self, drift: Drift) -> Terms:
-        """Return the numbers of tokens that a drift is made of; hold on to them, they are computed once."""
-        return Terms(self, drift)
+        """Compute the numbers of tokens that a drift is made of.
+
+        |π_train − π_rollout| is max(π_train, π_rollout) · (1 − e^−|Δ|), and 1 − e^−|Δ| is |r − 1| over the
+        larger of r and 1. π_rollout · |r − 1|, which is the same, would be 0 where π_rollout underflows.
+        """
+        xp, pair = self.xp, (drift.numerator, drift.denominator)
+        delta, k3 = self.log_ratio(*pair), self.finite_k3(*pair)
+        r1 = self.ratio_minus_1_within(drift.numerator, f.LARGEST, drift.denominator)
+        p, q = map(self.probability, pair)
+        pd = xp.maximum(p, q) * (xp.abs(r1) / xp.clip(r1 + 1.0, 1.0, None))
+        log_p, log_q = (self.log_probs[policy] for policy in pair)
+        return Terms(self, drift, log_q, log_p, delta, xp.abs(delta), r1, k3, pd)
 
     @once
     def probability(self, policy: Policy) -> Array:
@@ -119,68 +128,30 @@ class Tokens(Sums):
         return {name: sums[0], name + name: sums[1], f"ppl_{name}": perplexity}
 
 
-@dataclass(eq=False)
-class Terms:
-    """Numbers [T] of a drift, Δ = p − q of its log-probs, each computed on first use."""
+class Terms(NamedTuple):
+    """Numbers of tokens of a drift, [T] each.
+
+    Attributes:
+        tokens: the tokens.
+        drift: the drift.
+        q: log-probs of its denominator, nats.
+        p: log-probs of its numerator, nats.
+        delta: Δ = p − q, nats.
+        size: |Δ|, nats.
+        r1: r − 1, with Δ held to ±345 so that neither it nor its square overflows.
+        k3: e^Δ − 1 − Δ, nats; never negative, since a Δ whose r is held is held too.
+        pd: |π_train − π_rollout| of the sampled token.
+    """
 
     tokens: Tokens
     drift: Drift
-
-    @property
-    def batch(self) -> Batch:
-        """The batch of the tokens."""
-        return self.tokens.batch
-
-    @property
-    def q(self) -> Array:
-        """Log-probs of the denominator, nats."""
-        return self.tokens.log_probs[self.drift.denominator]
-
-    @property
-    def p(self) -> Array:
-        """Log-probs of the numerator, nats."""
-        return self.tokens.log_probs[self.drift.numerator]
-
-    @cached_property
-    def delta(self) -> Array:
-        """Δ, nats."""
-        return self.tokens.log_ratio(self.drift.numerator, self.drift.denominator)
-
-    @cached_property
-    def size(self) -> Array:
-        """|Δ|, nats."""
-        return self.tokens.xp.abs(self.delta)
-
-    @cached_property
-    def far(self) -> Array:
-        """Indices of tokens with |Δ| > `FAR`, rising, [N] int64; of numpy's arrays only."""
-        return np.flatnonzero(self.size > FAR)
-
-    @cached_property
-    def r1(self) -> Array:
-        """r − 1, with Δ held to ±345 so that neither it nor its square overflows."""
-        return self.tokens.ratio_minus_1_within(self.drift.numerator, f.LARGEST, self.drift.denominator)
-
-    @cached_property
-    def r11(self) -> Array:
-        """(r − 1)²."""
-        return self.r1 * self.r1
-
-    @cached_property
-    def k3(self) -> Array:
-        """e^Δ − 1 − Δ, nats; never negative, since a Δ whose r is held is held too."""
-        return self.tokens.finite_k3(self.drift.numerator, self.drift.denominator)
-
-    @cached_property
-    def pd(self) -> Array:
-        """|π_train − π_rollout| of the sampled token: max(π_train, π_rollout) · (1 − e^−|Δ|).
-
-        1 − e^−|Δ| is |r − 1| over the larger of r and 1. π_rollout · |r − 1|, which is the same, would be 0
-        where π_rollout underflows, and r is held.
-        """
-        xp, prob = self.tokens.xp, self.tokens.probability
-        larger = xp.maximum(prob(self.drift.numerator), prob(self.drift.denominator))
-        return larger * (xp.abs(self.r1) / xp.clip(self.r1 + 1.0, 1.0, None))
+    q: Array
+    p: Array
+    delta: Array
+    size: Array
+    r1: Array
+    k3: Array
+    pd: Array
 
 
 # ---------------------------------------------------------------- Sums of sequences
@@ -194,7 +165,13 @@ def columns(terms: Terms) -> dict[str, Array]:
     tokens, drift, runs, xp = terms.tokens, terms.drift, terms.tokens.sequences, terms.tokens.xp
     p, q = tokens.probability(drift.numerator), tokens.probability(drift.denominator)
     of_tokens = {"d": terms.delta, "dd": terms.delta * terms.delta, "abs": terms.size, "r1": terms.r1}
-    of_tokens |= {"r2": terms.r11, "k3": terms.k3, "pd": terms.pd, "pdd": terms.pd * terms.pd, "pq": p * q}
+    of_tokens |= {
+        "r2": terms.r1 * terms.r1,
+        "k3": terms.k3,
+        "pd": terms.pd,
+        "pdd": terms.pd * terms.pd,
+        "pq": p * q,
+    }
     off = xp.abs(terms.r1)
     of_tokens |= {"tv": off / 2, "mult": xp.maximum(terms.r1, off / f.importance_ratio(terms.delta))}
     if (a := tokens.advantages) is not None:

@@ -99,7 +99,9 @@ THRESHOLDS = (
     *(1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0, 70.0, 100.0),
     *(200.0, 500.0, 1000.0),
 )
-"""Thresholds b of rules on tokens; all are at least the 1.1 from which on `Terms.far` looks at tokens."""
+"""Thresholds b of rules on tokens."""
+FAR = math.log(THRESHOLDS[0])
+"""Smallest |Δ| above which tokens are looked at one by one."""
 EDGES = np.concatenate((-np.log(THRESHOLDS[::-1]), np.log(THRESHOLDS)))
 """Logarithms of 1/b and b, rising."""
 LIKELY, UNLIKELY = 0.9, 0.5
@@ -140,7 +142,7 @@ def observe(terms: Terms) -> State:
         lengths: sequences with a token.
     """
     first, second, noise, sizes = _bins()
-    of_q, many, batch = code(terms.q), (len(NOISE_EDGES) + 1) * SIZES, terms.batch
+    of_q, many, batch = code(terms.q), (len(NOISE_EDGES) + 1) * SIZES, terms.tokens.batch
     both, size = first[of_q] + second[code(terms.p)], noise[of_q] + sizes[code(terms.size)]
     lags, in_sync = batch.scalars.get(LAG, ()), np.zeros(SIZE)
     if any(lag == 0 for lag in lags):
@@ -148,7 +150,7 @@ def observe(terms: Terms) -> State:
         size += synced * np.int16(many)
         in_sync += np.bincount(index(terms.delta), synced, SIZE)
 
-    far, near = terms.far, np.ones_like(terms.r1)
+    far, near = np.flatnonzero(terms.size > FAR), np.ones_like(terms.r1)
     near[far] = 0.0  # what is near is summed without what is far, which may be larger by e^300
     between, near_r1 = np.zeros((4, len(EDGES) + 1)), near * terms.r1
     between[:, len(THRESHOLDS)] = [x.sum() for x in (near, near_r1, near_r1 * terms.r1, near * terms.k3)]

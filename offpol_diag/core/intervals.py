@@ -258,30 +258,15 @@ class Reader:
     @np.errstate(all="ignore")  # what is undefined in a replicate is NaN there
     def all(self, rows: Sequence[tuple[Formula, str]]) -> list[Number]:
         """Compute metrics, each under a prefix, at less overhead than one by one."""
-        formulas = [(row.log or row.of, partial(self.column, prefix=prefix)) for row, prefix in rows]
-        return self.wrapped([row for row, _ in rows], np.stack([of(column) for of, column in formulas]))
-
-    @np.errstate(all="ignore")
-    def numbers(self, row: Formula, prefixes: Sequence[str]) -> list[Number]:
-        """Compute a metric under many prefixes at once.
-
-        Prefixes that share all sums of the metric, as presets with equal parts do, share its number.
-        """
-        if not prefixes:
+        values = [(row.log or row.of)(partial(self.column, prefix=prefix)) for row, prefix in rows]
+        if not values:
             return []
-        named: dict[str, None] = {}
-        row.of(lambda name: named.setdefault(name) or self.column(name, prefixes[0]))
-        made_of = [tuple(id(self.column(name, prefix)) for name in named) for prefix in prefixes]
-        few = dict(zip(made_of, prefixes, strict=True))
-        values = row.of(lambda name: np.stack([self.column(name, prefix) for prefix in few.values()]))
-        each_of = dict(zip(few, self.wrapped([row] * len(few), values), strict=True))
-        return [each_of[key] for key in made_of]
-
-    def wrapped(self, rows: Sequence[Formula], values: Array) -> list[Number]:
-        """Turn the values [N, 1+B] of N metrics, or their logarithms, into Numbers."""
-        ranges = [SHARE if row.unit == "fraction" else ANYWHERE if row.log else row.within for row in rows]
-        each = zip(rows, values[:, 0].tolist(), intervals(values, self.groups, ranges), strict=True)
-        return [power(row.blank, *own) if row.log else self._known(row, *own) for row, *own in each]
+        ranges = [SHARE if row.unit == "fraction" else ANYWHERE if row.log else row.within for row, _ in rows]
+        each = zip(rows, values, intervals(np.stack(values), self.groups, ranges), strict=True)
+        return [
+            power(row.blank, float(x[0]), ends) if row.log else self._known(row, float(x[0]), ends)
+            for (row, _), x, ends in each
+        ]
 
     def _known(self, row: Formula, value: float, ends: Ends | None) -> Number:
         if row.counts and value in (0.0, 1.0) and ends == (value, value):

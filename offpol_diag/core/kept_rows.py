@@ -100,7 +100,7 @@ def _named(batch: Batch, at: int) -> Row:
 
 def _sequence(terms: Terms, at: int, k3_mean: Array) -> Row:
     """Describe a sequence, with at most `STRIP` of its tokens: those of largest ΣK3."""
-    batch, first = terms.batch, 0
+    batch, first = terms.tokens.batch, 0
     begin, end = batch.cu_seqlens[at : at + 2].tolist()
     whole = slice(begin, end)
     if end - begin > STRIP:
@@ -126,7 +126,7 @@ def _sequence(terms: Terms, at: int, k3_mean: Array) -> Row:
 
 def _token(terms: Terms, at: int) -> Row:
     """Describe a token, with the log-ratios around it."""
-    batch = terms.batch
+    batch = terms.tokens.batch
     row = int(np.searchsorted(batch.cu_seqlens, at, side="right")) - 1
     first, last = batch.cu_seqlens[row : row + 2].tolist()
     begin, end = max(at - CONTEXT, first), min(at + CONTEXT + 1, last)
@@ -189,7 +189,7 @@ class Sample:
     @classmethod
     def of(cls, terms: Terms, groups: Array) -> Sample:
         """Draw from a batch, without its empty sequences; `groups`: the hash of each one's group, [S]."""
-        batch, lengths = terms.batch, terms.batch.lengths
+        batch, lengths = terms.tokens.batch, terms.tokens.batch.lengths
         given, there = batch.scalars.get("step", [None] * batch.sequences), np.flatnonzero(lengths)
         step = np.array([one % STEPS if isinstance(one, int) else 0 for one in given], np.int64)
         values = {"q": terms.q, "p": terms.p, "position": batch.position, "turn": batch.turn}
@@ -315,7 +315,7 @@ def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Pr
 
     A token is dropped if it is rejected, vetoed or of weight 0, a sequence if all its tokens are.
     """
-    batch, runs, a = terms.batch, terms.tokens.sequences, terms.batch.advantages
+    batch, runs, a = terms.tokens.batch, terms.tokens.sequences, terms.tokens.batch.advantages
     columns, records, total = dict(terms.tokens.counts), dict[str, Any](), runs.sum(terms.delta)
     units: dict[str, Any] = {
         "tokens": (runs.sum, terms.delta, a),
@@ -336,11 +336,12 @@ def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Pr
 
     def kept(preset: Preset) -> Array:
         own = steps(preset)
-        found = terms.tokens.kept(own.tokens, own.sequences)
+        found: Array = terms.tokens.kept(own.tokens, own.sequences)
         if own.weight is None or not own.weight.may_be_zero:
             return found
-        some = terms.tokens.weight(own.weight) != 0
-        return found & (some if own.weight.on_tokens else runs.spread(some))
+        some: Array = terms.tokens.weight(own.weight) != 0
+        weighted: Array = found & (some if own.weight.on_tokens else runs.spread(some))
+        return weighted
 
     add(EVERY, tokens=np.ones(batch.tokens, np.bool_), sequences=runs.filled)
     for ours, theirs in _ways(pairs):

@@ -69,6 +69,7 @@ GRPO_EPS = 1e-6
 """Added to a group's standard deviation: that of verl's compute_grpo_outcome_advantage."""
 
 Cut = tuple[Policy, Reject]
+Values = tuple[int, float, tuple[Array, ...]]
 
 
 class TooMany(DumpError):
@@ -101,7 +102,7 @@ class Seen:
         rewards: group and reward of sequences, [S] each, in parts; none where advantages are not made.
     """
 
-    values: dict[tuple[Cut, str], tuple[int, float, tuple[Array, ...]]]
+    values: dict[tuple[Cut, str], Values]
     rewards: tuple[tuple[Array, Array], ...] = ()
 
     @classmethod
@@ -109,7 +110,7 @@ class Seen:
         """Collect them from one batch."""
         steps, step = np.unique(batch.steps, return_inverse=True)
         refuse_steps(len(steps))
-        tokens, values = Tokens.of(batch), {}
+        tokens, values = Tokens.of(batch), dict[tuple[Cut, str], Values]()
         of_tokens = tokens.sequences.spread(step)
         order = np.argsort(of_tokens, kind="stable")
         ends = np.cumsum(np.bincount(of_tokens, minlength=len(steps)))[:-1]

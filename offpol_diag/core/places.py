@@ -156,11 +156,11 @@ class Pieces:
 
 def cut(terms: Terms) -> tuple[Pieces, Pieces]:
     """Cut a batch into pieces along axes whose places neighbours share, and into tokens for the others."""
-    batch = terms.batch
+    batch = terms.tokens.batch
     row = np.repeat(np.arange(batch.sequences), batch.lengths)
     places = {by: at for by in OF_TOKENS if (at := by.places(batch)) is not None}
     x = {"d": terms.delta, "k3": terms.k3, "r1": terms.r1, "abs": terms.size, "pd": terms.pd}
-    x |= {"r2": terms.r11, "f_2": floats(terms.size > math.log(2)), "tokens": np.ones(batch.tokens)}
+    x |= {"r2": terms.r1 * terms.r1, "f_2": floats(terms.size > math.log(2)), "tokens": np.ones(batch.tokens)}
     alike = {by.name: at for by, at in places.items() if by.alike}
     new = np.arange(batch.tokens) == 0
     for codes in (row, *alike.values()):
@@ -189,7 +189,7 @@ def observe(
         buckets: what sums are kept apart for, [S].
         group_by: scalar columns that are axes too.
     """
-    batch, tables = terms.batch, dict[str, Table]()
+    batch, tables = terms.tokens.batch, dict[str, Table]()
     own = {name: columns[name if name in SHARED else terms.drift.prefix + name] for name in COLUMNS}
     for by in of_sequences(group_by):
         at, most = by.places(batch), 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from offpol_diag.core.intervals import ABOVE_MINUS_ONE, POSITIVE, Formula, Looku
 from offpol_diag.core.state import Array, State, Table
 from offpol_diag.core.steps import steps, weighted
 from offpol_diag.core.sums import Columns, Sums
-from offpol_diag.number import Number
+from offpol_diag.number import Numbers
 from offpol_diag.presets import SMALLEST_NORM, Preset
 
 ENDS = ("smallest", "largest")
@@ -169,25 +170,30 @@ def _std(get: Lookup) -> Array:
     return deviation
 
 
-_T, _S, _KEPT, _LEFT = "tokens", "sequences", "tokens not rejected", "sequences left"
+OVER = {"kept": "tokens not rejected", "left": "sequences left", "units": "weights"}
+"""Denominator → what a number is averaged over, where these are not one word."""
 
 
-def _share(name: str, over: str, text: str, column: str, per: str) -> Formula:
-    """Return the share of events in `per`, "share of …"."""
-    return Formula(name, f"share of {text}", mean(column, per), "fraction", over, counts=True)
+def _mean(name: str, text: str, column: str, per: str = "kept", **more: Any) -> Formula:
+    """Return the mean of a column per token not rejected, or per what another column counts."""
+    return Formula(name, text, mean(column, per), over=OVER.get(per, per), **more)
 
 
-def _less(name: str, over: str, text: str, column: str) -> Formula:
-    """Return the share of tokens, or sequences, that are not among a column's."""
-    return Formula(
-        name, f"share of {text}", lambda get: 1 - get(column) / get(over), "fraction", over, counts=True
-    )
+def _share(name: str, text: str, column: str, per: str) -> Formula:
+    """Return the share of events in `per`."""
+    return Formula(name, f"share of {text}", mean(column, per), "fraction", OVER.get(per, per), counts=True)
 
 
-DROPPED = _less("sequences_dropped", _S, "sequences with no token left", "left")
+def _less(name: str, text: str, column: str, per: str) -> Formula:
+    """Return the share that is not among a column's."""
+    of = lambda get: 1 - get(column) / get(per)  # noqa: E731
+    return Formula(name, f"share of {text}", of, "fraction", per, counts=True)
+
+
+DROPPED = _less("sequences_dropped", "sequences with no token left", "left", "sequences")
 ROWS = (
-    Formula("weight_mean", "mean of the final weights", mean("w", "kept"), "", _KEPT, POSITIVE),
-    Formula("weight_std", "standard deviation of the final weights", _std, "", _KEPT, POSITIVE),
+    _mean("weight_mean", "mean of the final weights", "w", within=POSITIVE),
+    Formula("weight_std", "standard deviation of the final weights", _std, "", OVER["kept"], POSITIVE),
     Formula(
         "ess_tokens",
         "(Σw)² / (n Σw²), a rejected token weighs 0",
@@ -199,104 +205,67 @@ ROWS = (
         "(Σv)² / (n Σv²), v = mean over the sequence's tokens of the final weight, 0 where rejected",
         lambda get: get("v") ** 2 / (get("sequences") * get("vv")),
         "fraction",
-        _S,
+        "sequences",
     ),
-    _share("truncated_high", "weights", "weights above the upper bound", "high", "units"),
-    _share("truncated_low", "weights", "weights below the lower bound", "low", "units"),
-    _less("tokens_rejected", _T, "tokens that rejection and veto remove", "kept"),
-    _share(
-        "tokens_weighted",
-        _T,
-        "tokens with a weight: not rejected, and of a final weight above 0",
-        "weighted",
-        _T,
-    ),
+    _share("truncated_high", "weights above the upper bound", "high", "units"),
+    _share("truncated_low", "weights below the lower bound", "low", "units"),
+    _less("tokens_rejected", "tokens that rejection and veto remove", "kept", "tokens"),
+    _share("tokens_weighted", "tokens neither rejected nor of weight 0", "weighted", "tokens"),
     DROPPED,
-    _share("sequences_touched", _S, "sequences with at least one token rejected", "touched", _S),
-    _share("vetoed", _S, "sequences dropped by the veto", "vetoed", _S),
-    _share("catastrophic_tokens", _T, "tokens beyond the veto's bound", "hits", _T),
-    Formula(
-        "k3", "mean(e^Δ − 1 − Δ) of the tokens not rejected", mean("k3", "kept"), "nats", _KEPT, POSITIVE
-    ),
+    _share("sequences_touched", "sequences with at least one token rejected", "touched", "sequences"),
+    _share("vetoed", "sequences dropped by the veto", "vetoed", "sequences"),
+    _share("catastrophic_tokens", "tokens beyond the veto's bound", "hits", "tokens"),
+    _mean("k3", "mean(e^Δ − 1 − Δ) of the tokens not rejected", "k3", unit="nats", within=POSITIVE),
     Formula(
         "ppl_ratio",
         "mean over sequences left of exp(−mean Δ of their tokens not rejected)",
         mean("ppl", "left", plus=1.0),
-        "",
-        _LEFT,
-        POSITIVE,
+        over=OVER["left"],
+        within=POSITIVE,
     ),
     Formula(
         "chi2_token",
         "mean(w²) − 1 of the final weights",
         lambda get: (get("w11") + 2 * get("w1")) / get("kept"),
-        "",
-        _KEPT,
-        ABOVE_MINUS_ONE,
+        over=OVER["kept"],
+        within=ABOVE_MINUS_ONE,
     ),
-    Formula(
+    _mean(
         "chi2_sequence",
         "mean(v²) − 1, v = mean final weight over the sequence's tokens, 0 where rejected",
-        mean("v11", "left"),
-        "",
-        _LEFT,
-        ABOVE_MINUS_ONE,
+        *("v11", "left"),
+        within=ABOVE_MINUS_ONE,
     ),
 )
 """Numbers of weights and of what is kept."""
 
+_OWN = "Σ w L / tokens not rejected, or all tokens where rejected ones stay (token-mean)"
 LOSSES = (
-    Formula("pg_loss", "Σ w L / tokens not rejected (token-mean)", mean("loss", "kept"), "", _KEPT),
-    Formula("pg_loss_kept", "Σ w L / all tokens (token-mean, rejected tokens stay)", mean("loss")),
-    Formula(
-        "pg_loss_own",
-        "Σ w L / tokens not rejected, or all tokens where rejected ones stay (token-mean)",
-        mean("loss", "own"),
-        "",
-        "the preset's own denominator",
-    ),
-    Formula("pg_loss_seq_sum", "Σ w L / sequences left (seq-mean-token-sum)", mean("loss", "left"), "", _S),
-    Formula(
-        "pg_loss_seq_mean",
-        "mean over sequences left of their mean w L (seq-mean-token-mean)",
-        mean("loss_mean", "left"),
-        "",
-        _S,
-    ),
+    _mean("pg_loss", "Σ w L / tokens not rejected (token-mean)", "loss"),
+    _mean("pg_loss_kept", "Σ w L / all tokens (token-mean, rejected tokens stay)", "loss", "tokens"),
+    Formula("pg_loss_own", _OWN, mean("loss", "own"), over="the preset's own denominator"),
+    _mean("pg_loss_seq_sum", "Σ w L / sequences left (seq-mean-token-sum)", "loss", "left"),
+    _mean("pg_loss_seq_mean", "mean of the mean w L of each (seq-mean-token-mean)", "loss_mean", "left"),
     Formula(
         "pg_loss_seq_norm",
         "Σ w L / sequences left / longest response (seq-mean-token-sum-norm)",
         lambda get: get("loss") / get("left") / get("longest"),
-        "",
-        _S,
+        over=OVER["left"],
     ),
-    Formula(
+    _mean(
         "pg_clipfrac",
-        "share where the loss's clip decides (cispo: where it changes the weight)",
-        mean("clipped", "kept"),
-        "fraction",
-        _KEPT,
+        "share where the loss's clip decides, or changes the weight",
+        "clipped",
+        unit="fraction",
     ),
-    Formula(
-        "pg_clipfrac_lower",
-        "share where the dual clip decides",
-        mean("dual_clipped", "kept"),
-        "fraction",
-        _KEPT,
-    ),
-    Formula(
-        "ppo_kl",
-        "mean(log π_anchor − log π_θ), each bounded as the loss bounds it",
-        mean("kl", "kept"),
-        "nats",
-        _KEPT,
-    ),
+    _mean("pg_clipfrac_lower", "share where the dual clip decides", "dual_clipped", unit="fraction"),
+    _mean("ppo_kl", "mean(log π_anchor − log π_θ), each bounded as the loss bounds it", "kl", unit="nats"),
 )
 """Numbers of the policy loss, of dumps that have what it is made of."""
 
 EXTREMES = (
-    Formula("weight_min", "smallest final weight", lambda ends: ends("weight")[0], "", _KEPT),
-    Formula("weight_max", "largest final weight", lambda ends: ends("weight")[1], "", _KEPT),
+    Formula("weight_min", "smallest final weight", lambda ends: ends("weight")[0], over=OVER["kept"]),
+    Formula("weight_max", "largest final weight", lambda ends: ends("weight")[1], over=OVER["kept"]),
 )
 """Formulas over the range of the final weights, [2], without an interval."""
 
@@ -317,19 +286,16 @@ def idle(preset: Preset) -> frozenset[str]:
     return frozenset(name for name, can in able.items() if not can)
 
 
-def numbers(reader: Reader, presets: Sequence[Preset]) -> dict[str, dict[str, Number]]:
-    """Return metric → preset → number; of losses those of presets that have them."""
-    impossible = {preset.name: idle(preset) for preset in presets}
-    with_loss = [name for name in impossible if f"{name}|loss" in reader.drawn]
-    result: dict[str, dict[str, Number]] = {}
-    for row in (*ROWS, *LOSSES):
-        found = result.setdefault(row.name, {})
-        names = with_loss if row in LOSSES else [*impossible]
-        for exact in (False, True):
-            some = [name for name in names if (row.name in impossible[name]) is exact]
-            own = replace(row, counts=False) if exact else row
-            found |= zip(some, reader.numbers(own, [f"{name}|" for name in some]), strict=True)
-    return result
+def numbers(reader: Reader, preset: Preset) -> Numbers:
+    """Read the numbers of a preset that are made of sums; those of its loss where it has one."""
+    rows = [*ROWS, *(LOSSES if f"{preset.name}|loss" in reader.drawn else ())]
+    own = [(row_of(row, preset), f"{preset.name}|") for row in rows]
+    return {row.name: number for row, number in zip(rows, reader.all(own), strict=True)}
+
+
+def row_of(row: Formula, preset: Preset) -> Formula:
+    """Return the row of a preset, which does not count events that the preset cannot cause."""
+    return replace(row, counts=row.counts and row.name not in idle(preset))
 
 
 AT_LAG_0 = Formula(

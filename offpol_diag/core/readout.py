@@ -164,11 +164,10 @@ def of_preset(out: Readout, preset: Preset) -> Numbers:
     if preset.lacking(out.study.columns):
         return {}
     name, lacking = preset.name, [one for one in preset_numbers.NEEDED if one not in out.study.columns]
-    result = {row.name: out.presets[row.name][name] for row in preset_numbers.ROWS}
     ends = np.array(preset_numbers.weight_range(out.state, preset))
+    result = {row.name: missing(row, lacking) for row in (*preset_numbers.ROWS, *preset_numbers.LOSSES)}
+    result |= preset_numbers.numbers(out.reader, preset)
     result |= {row.name: known(row.blank, float(row.of(lambda _: ends))) for row in preset_numbers.EXTREMES}
-    for row in preset_numbers.LOSSES:
-        result[row.name] = out.presets[row.name].get(name) or missing(row, lacking)
     columns = ("bounded", "tries", "kept", "left", "k3", "ppl")
     hits, tries, kept, left, k3, ppl = (out.reader.sum(f"{name}|{one}") for one in columns)
     share = hits / tries if 0 <= hits <= tries and 0 < tries < math.inf else None

@@ -12,7 +12,6 @@ from offpol_diag.core import preset_numbers
 from offpol_diag.core.gap import DRIFTS, Drift
 from offpol_diag.core.intervals import Reader
 from offpol_diag.core.state import State, Table
-from offpol_diag.number import Number
 from offpol_diag.presets import Policy, Preset, Reject
 from offpol_diag.presets.catalogue import FAMILIES
 
@@ -109,8 +108,3 @@ class Readout:
     def at(self, table: Table) -> Reader:
         """Read the sums of a table, or of a place of it."""
         return Reader.of(table, self.study.seed, self.state.many)
-
-    @cached_property
-    def presets(self) -> dict[str, dict[str, Number]]:
-        """Metric → preset → number, of what is made of sums."""
-        return preset_numbers.numbers(self.reader, self.study.presets)

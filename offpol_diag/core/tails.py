@@ -35,7 +35,7 @@ def observe(terms: Terms, total: Array, buckets: Array) -> State:
         Histograms of Δ, and of k3 with its sums; the largest Δ and ΣΔ; log Σw and log Σw² of sequences.
     """
     prefix, at = terms.drift.prefix, index(terms.k3)
-    logs = np.where(terms.batch.lengths > 0, total, -np.inf)
+    logs = np.where(terms.tokens.batch.lengths > 0, total, -np.inf)
     counts = {"d": np.bincount(index(terms.delta), minlength=SIZE).astype(np.float64)}
     counts["k3"] = np.stack([np.bincount(at, x, SIZE).astype(np.float64) for x in (None, terms.k3)])
     return State(
