@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import polars as pl
+from polars import selectors
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_validator
 
 from offpol_diag.dump.batch import Batch, joined
@@ -39,7 +40,7 @@ STEPS = (
     *("training/global_step", "train/global_step", "trainer/global_step", "global_step"),
     *("train/step", "rollout/step", "step", "_step"),
 )
-"""Names of the training step, in any case; the first that a row has counts. W&B's `_step` counts calls."""
+"""Names of the training step, in any case; the first that a file has counts. W&B's `_step` counts calls."""
 WORDS = frozenset({"mean", "avg", "std", "min", "max"})
 """Last parts of names that say nothing alone."""
 HINT = "export the curves as CSV, JSONL or Parquet with a column `step`, as W&B does"
@@ -50,9 +51,8 @@ Curves = dict[str, dict[Any, float]]
 
 def off(logged: float, expected: float) -> float:
     """Return the difference relative to the larger value, 0 to 2; infinite where the curve is not finite."""
-    if not math.isfinite(logged):
-        return math.inf
-    return abs(logged - expected) / max(abs(logged), abs(expected), SMALL)
+    apart = abs(logged - expected) / max(abs(logged), abs(expected), SMALL)
+    return apart if math.isfinite(logged) else math.inf
 
 
 def finite(x: float | None) -> float | None:
@@ -66,16 +66,12 @@ class Row(BaseModel):
     name: str = Field(description="the trainer's name of it")
     curve: str = Field(description="its name in the file of curves")
     steps: int = Field(description="steps that both have")
-    worst: int | None = Field(description="step where they are furthest apart, relative to the larger")
+    worst: int | None = Field(description="step where they are furthest apart")
     logged: FiniteFloat | None = Field(description="the curve there; null where it is not finite")
     expected: FiniteFloat = Field(description="what the dump says there")
+    off: FiniteFloat | None = Field(description="how far apart, relative to the larger")
     first: int | None = Field(description="first step that differs")
     differs: int = Field(description="steps that differ")
-
-    @property
-    def off(self) -> float:
-        """The difference there."""
-        return off(math.nan if self.logged is None else self.logged, self.expected)
 
 
 class Checked(BaseModel):
@@ -131,11 +127,10 @@ def who_logs(trainer: str | None, provenance: Mapping[str, object]) -> tuple[str
         UsageError: neither says it, or what this trainer logs is not known.
     """
     given, _, generation = (trainer or named_in(provenance)).partition("@")
-    if not given:
-        raise UsageError("who logged is not said", f"name the trainer, {', '.join(TRAINERS)}")
-    who = trainer_named(given)
+    who = trainer_named(given) if given else ""
     if who not in TRAINERS:
-        raise UsageError(f"what {who} logs is not known", f"name one of {', '.join(TRAINERS)}")
+        problem = f"what {who} logs is not known" if who else "who logged is not said"
+        raise UsageError(problem, f"name one of {', '.join(TRAINERS)}")
     if generation and (who != "verl" or generation not in GENERATIONS):
         known = ", ".join(f"verl@{one}" for one in GENERATIONS)
         raise UsageError(f"{who} has no generation {generation!r}", f"there are {known}")
@@ -153,15 +148,13 @@ def by_step(dump: Dump) -> Iterator[tuple[int | None, Batch]]:
     left = Counter(step for batch in dump.batches() for step in batch.scalars["step"])
     parts = defaultdict[int, list[Batch]](list)
     for batch in dump.batches():
-        steps = batch.scalars["step"]
-        for step, run in groupby(range(batch.sequences), steps.__getitem__):
+        for step, run in groupby(range(batch.sequences), batch.scalars["step"].__getitem__):
             rows = [*run]
             left[step] -= len(rows)
             if isinstance(step, int | float) and float(step).is_integer():
                 parts[int(step)].append(batch.rows(rows[0], rows[-1] + 1))
                 if not left[step]:
                     yield int(step), joined(parts.pop(int(step)))
-    yield from ((step, joined(some)) for step, some in parts.items())
 
 
 @np.errstate(all="ignore")  # a trainer's inf and NaN are null here
@@ -188,55 +181,40 @@ def curves(files: Sequence[Path]) -> Curves:
     found: Curves = {}
     for file in files:
         try:
-            rows = _rows(file, read(file, MOST_BYTES))
+            table = _table(file.suffix.lower(), read(file, MOST_BYTES))
         except OSError as error:
             raise UsageError(f"{file}: cannot be read ({error.strerror or error})", HINT) from error
-        except UsageError:
-            raise
         except (Exception, pl.exceptions.PanicException) as error:  # of damaged files
             raise UsageError(f"{file}: holds no curves", HINT) from error
-        steps = 0
-        for row in rows:
-            values = {name: x for name, given in row.items() if (x := _number(given)) is not None}
-            lower = {name.lower(): name for name in values}
-            column = next((lower[one] for one in STEPS if one in lower), None)
-            if column is None or not (step := values.pop(column)).is_integer():
-                continue
-            steps += 1
-            for name, x in values.items():
-                points = found.setdefault(name, {})
-                if math.isfinite(x) or int(step) not in points:
-                    points[int(step)] = x
-        if not steps:
+        charts = [name for name in table.columns if not name.endswith(("__MIN", "__MAX"))]
+        names = {name: name.rpartition(" - ")[2] for name in charts}  # a chart of W&B: `RUN - METRIC`
+        if twice := [name for name, many in Counter(names.values()).items() if many > 1]:
+            raise UsageError(f"{file}: holds {twice[0]} of several runs", "export one run alone")
+        table = table.select(charts).rename(names).cast(pl.Float64, strict=False)
+        lower = {name.lower(): name for name in table.columns}
+        step = next((lower[one] for one in STEPS if one in lower), None)
+        if step is None or not table[step].is_finite().any():
             raise UsageError(f"{file}: has no column of steps", f"name it one of {', '.join(STEPS)}")
+        for name in (name for name in table.columns if name != step):
+            points = found.setdefault(name, {})
+            for at, x in table.select(step, name).drop_nulls().iter_rows():
+                if at.is_integer() and (math.isfinite(x) or int(at) not in points):
+                    points[int(at)] = x
     return found
 
 
-def _rows(file: Path, data: bytes) -> list[dict[str, object]]:
-    match file.suffix.lower():
-        case ".parquet":
-            return pl.read_parquet(data).to_dicts()
-        case ".jsonl" | ".ndjson":
-            return [dict(json.loads(line)) for line in data.decode("utf-8-sig").splitlines() if line.strip()]
-        case ".csv":
-            table = pl.read_csv(data.decode("utf-8-sig").encode(), infer_schema=False)
-        case _:
-            raise UsageError(f"{file}: is no file of curves", HINT)
-    names = [name for name in table.columns if not name.endswith(("__MIN", "__MAX"))]
-    metrics = [name.rpartition(" - ")[2] for name in names]  # a chart of W&B: `RUN - METRIC`
-    if twice := [name for name, many in Counter(metrics).items() if many > 1]:
-        raise UsageError(f"{file}: holds {twice[0]} of several runs", "export one run alone")
-    return table.select(names).rename(dict(zip(names, metrics, strict=True))).to_dicts()
-
-
-def _number(given: object) -> float | None:
-    """Return a number, also from text; else None."""
-    if isinstance(given, bool) or not isinstance(given, int | float | str):
-        return None
-    try:
-        return float(given)
-    except (ValueError, OverflowError):
-        return None
+def _table(suffix: str, data: bytes) -> pl.DataFrame:
+    """Return the columns of numbers, and of texts, which may be numbers, of a file."""
+    if suffix == ".parquet":
+        table = pl.read_parquet(data)
+    elif suffix == ".csv":
+        table = pl.read_csv(data.decode("utf-8-sig").encode(), infer_schema=False)
+    elif suffix in (".jsonl", ".ndjson"):
+        rows = [dict(json.loads(line)) for line in data.decode("utf-8-sig").splitlines() if line.strip()]
+        table = pl.DataFrame(rows, infer_schema_length=None, strict=False)
+    else:
+        raise ValueError(suffix)
+    return table.select(selectors.numeric() | selectors.string())
 
 
 # ---------------------------------------------------------------- one beside the other
@@ -266,12 +244,12 @@ def compared(expected: Curves, logged: Curves) -> list[Row]:
         both = {step: (values[step], x) for step, x in points.items() if step in values and math.isfinite(x)}
         if not both:
             continue
-        wrong = [step for step, pair in both.items() if off(*pair) > NEAR]
-        worst = max(both, key=lambda step: off(*both[step]))
-        x, y = both[worst]
+        apart = {step: off(*pair) for step, pair in both.items()}
+        wrong, worst = [step for step, x in apart.items() if x > NEAR], max(apart, key=apart.__getitem__)
         at = {"worst": worst, "first": min(wrong, default=None), "differs": len(wrong), "steps": len(both)}
-        rows.append(Row(name=name, curve=curve, logged=finite(x), expected=y, **at))
-    return sorted(rows, key=lambda row: (row.differs > 0, row.off), reverse=True)
+        (x, y), most = both[worst], finite(apart[worst])
+        rows.append(Row(name=name, curve=curve, logged=finite(x), expected=y, off=most, **at))
+    return sorted(rows, key=lambda row: (row.differs > 0, row.off is None, row.off or 0.0), reverse=True)
 
 
 def checked(found: Mapping[str, Curves], logged: Curves, trainer: str) -> Checked:
@@ -285,12 +263,8 @@ def checked(found: Mapping[str, Curves], logged: Curves, trainer: str) -> Checke
     best = max(rows, key=lambda preset: (equal[preset], -len(rows[preset])))
     steps = sorted({step for curves in found.values() for one in curves.values() for step in one})
     if logged and not rows[best]:
-        if any(curve_of(name, logged) for name in found[best]):
-            every = [step for curve in logged.values() for step in curve]
-            spans = (f"{min(some)} to {max(some)}" for some in (steps, every))
-            raise UsageError("the dump has steps {}, the curves {}".format(*spans), "number both alike")
-        hint = f"it logs {', '.join(found[best])}"
-        raise UsageError(f"no curve has a name that {trainer} logs under {best}", hint)
+        hint = f"the dump has steps {steps[0]} to {steps[-1]}, and it logs {', '.join(found[best])}"
+        raise UsageError(f"no curve has a name that {trainer} logs under {best}, at a step of the dump", hint)
     numbers = {
         preset: {name: [finite(curve.get(step)) for step in steps] for name, curve in curves.items()}
         for preset, curves in found.items()

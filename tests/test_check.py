@@ -272,7 +272,7 @@ REFUSED = [
     ),
     (
         ["--for", "verl", "--presets", "token_is", "--logged", "late.jsonl"],
-        "the dump has steps 3 to 6, the curves 99",
+        "at a step of the dump hint: the dump has steps 3 to 6, and it logs",
     ),
 ]
 

@@ -34,7 +34,7 @@ def answer(found: Checked) -> Answer:
             f"{row.differs} of {row.steps}, from {row.first}" if row.differs else "equal",
             "not finite" if row.logged is None else f"{row.logged:.7g}",
             f"{row.expected:.7g}",
-            "–" if row.logged is None else rounded(row.off, "share"),
+            "–" if row.off is None else rounded(row.off, "share"),
         )
         for row in found.rows
     ]

@@ -67,7 +67,8 @@ class Step:
         w: the same of each token, [T]; 1 without a weight.
         above, below: weights of each row beyond their bounds, of its tokens or its own, [S].
         bounded: tokens of each row whose weight is beyond a bound, [S].
-        u: log of the ratio that the loss clips, [T] nats, under GSPO the row's mean; where there is π_θ.
+        token_u: log of the ratio that the loss clips, [T] nats, where there is π_θ.
+        u: the same; under GSPO the row's mean.
     """
 
     batch: Batch
@@ -103,28 +104,25 @@ class Step:
         """Average over the tokens of each row, [T] → [S]; 0 of a row without tokens."""
         return self.row_sum(x) / self.runs.at_least_1
 
+    def over_tokens(self, x: Array) -> float:
+        """Return a sum over tokens [T], or over what tokens of rows add up to [S], as verl's masked mean."""
+        return float(x.sum() / (self.tokens + EPS))
+
     def k3(self, within: float | None = None) -> Array:
         """r − 1 − Δ of tokens, Δ within ±`within`, [T] nats."""
         return self.on.statistic("k3", self.preset.policy, within)
 
     def veto_hits(self, veto: Veto | None) -> Array:
         """Count the tokens of each row beyond a veto's bounds, [S]."""
-        if veto is None:
-            return np.zeros(self.rows)
-        return self.on.veto_hits(veto_bounds(self.preset.policy, veto))
-
-    def clip(self, ratio: Array) -> Array:
-        """Clip a ratio to the bounds of the loss."""
-        return ratio.clip(self.loss.low, self.loss.high)
+        return (
+            np.zeros(self.rows) if veto is None else self.on.veto_hits(veto_bounds(self.preset.policy, veto))
+        )
 
     @property
-    def clip_decides(self) -> Array:
-        """Tokens whose clipped term is the larger loss, [T] bool."""
-        r, a = np.exp(self.u), self.batch.advantages
-        assert a is not None
-        if self.loss.pooled:  # by the sign of A: products of rounded factors may be equal
-            return ((a > 0) & (self.clip(r) < r)) | ((a < 0) & (self.clip(r) > r))
-        return -a * self.clip(r) > -a * r
+    def clipped(self) -> Array:
+        """Tokens at which the clip of the loss acts, [T] bool."""
+        flags = self.on.loss(self.loss).clipped
+        return np.zeros(self.tokens, bool) if flags is None else flags
 
 
 def named(prefix: str, numbers: Mapping[str, float]) -> Logged:
@@ -137,40 +135,39 @@ def mean(x: Array) -> float:
     return float(x.sum() / np.float64(x.size))
 
 
-def std(x: Array, less: int = 1, about: float = 0.0) -> float:
-    """Return the standard deviation with n − `less`, of sums about a number near the mean; NaN of too few."""
-    off = x - about
-    squares = max((off**2).sum() - off.sum() ** 2 / max(x.size, 1), 0.0)
+def std(x: Array, less: int = 1) -> float:
+    """Return the standard deviation with n − `less` of numbers that are near 0; NaN of too few."""
+    squares = max((x**2).sum() - x.sum() ** 2 / max(x.size, 1), 0.0)
     return math.sqrt(squares / (x.size - less)) if x.size > less else math.nan
 
 
-def top(x: Array) -> float:
-    """Return the largest; −inf of nothing."""
-    return float(x.max(initial=-math.inf))
-
-
-def least(x: Array) -> float:
-    """Return the smallest; inf of nothing."""
-    return float(x.min(initial=math.inf))
+ENDS: Mapping[str, Callable[[Array], float]] = {
+    "mean": mean,
+    "avg": mean,
+    "std": std,
+    "min": lambda x: float(x.min(initial=math.inf)),
+    "max": lambda x: float(x.max(initial=-math.inf)),
+}
+"""Word in a name → the number of an array; the extremes of nothing are ±inf."""
 
 
 def ends(form: str, x: Array, words: str = "mean min max") -> Logged:
     """Return numbers of an array, named by their word in the place of `*`."""
-    of = {"mean": mean, "avg": mean, "std": std, "min": least, "max": top}
-    return {form.replace("*", word): of[word](x) for word in words.split()}
+    return {form.replace("*", word): ENDS[word](x) for word in words.split()}
 
 
 def perplexities(train: Array, rollout: Array, average: Callable[[Array], float] = mean) -> Logged:
     """Return what verl and those who took its names say of the mean log-probs of rows, [S] each."""
-    return {
-        "training_ppl": average(np.exp(-train)),
-        "training_log_ppl": average(-train),
-        "rollout_ppl": average(np.exp(-rollout)),
-        "rollout_log_ppl": average(-rollout),
-        "log_ppl_diff": average(rollout - train),
-        "log_ppl_abs_diff": average(abs(rollout - train)),
-        "ppl_ratio": average(np.exp(rollout - train)),
+    of_rows = {
+        "training_ppl": np.exp(-train),
+        "training_log_ppl": -train,
+        "rollout_ppl": np.exp(-rollout),
+        "rollout_log_ppl": -rollout,
+        "log_ppl_diff": rollout - train,
+        "log_ppl_abs_diff": abs(rollout - train),
+        "ppl_ratio": np.exp(rollout - train),
     }
+    return {name: average(x) for name, x in of_rows.items()}
 
 
 # ---------------------------------------------------------------- verl
@@ -184,26 +181,31 @@ def verl(s: Step, generation: str) -> Logged:
     """
     oldest, by_option, newest = generation == "2025-10", generation >= "2026", generation == "2026-03"
     p = s.preset
-    found = named("mismatch_" * oldest, verl_gap(s, chi2=not oldest))
+    found = perplexities(*(s.row_sum(x) / (s.n + EPS) for x in (s.train, s.batch.rollout)))
+    found |= {"kl": s.over_tokens(-s.d), "k3_kl": s.over_tokens(s.k3().clip(max=LARGEST_K3))}
+    found |= ends("log_ppl_diff_*", -s.row_mean(s.d), "max min")
+    if not oldest:
+        found["chi2_token"] = s.over_tokens(np.exp(s.d.clip(-SAFETY, SAFETY)) ** 2) - 1
+        found["chi2_seq"] = mean(np.exp(2 * s.row_sum(s.d).clip(-SAFETY, SAFETY))) - 1
+    found = named("mismatch_" * oldest, found)
     if p.weight is not None:
         found |= named("rollout_is_", verl_weights(s, oldest, newest))
     if not by_option:
         hits = s.veto_hits(p.veto)
         found["rollout_is_veto_fraction"] = mean(hits > 0)
-        found["rollout_is_catastrophic_token_fraction"] = over_tokens(s, hits)
+        found["rollout_is_catastrophic_token_fraction"] = s.over_tokens(hits)
     for rule in () if oldest else p.reject:
         if by_option:
             kind = "k1" if rule.statistic == "ratio" else rule.statistic
             option = f"token_{kind}" if rule.over == "token" else f"seq_{rule.over}_{kind}"
             found |= named(f"rollout_rs_{option}_", verl_option(s, rule))
         else:
-            low, high = band_of(rule)
             shares = rule.over in ("sum", "mean")
-            found |= named("rollout_rs_", verl_ratio(s, rule.over, low or 1 / high, high, shares))
+            found |= named("rollout_rs_", verl_ratio(s, rule.over, *band_of(rule), shares))
     if p.reject:
         bare, stem = s.under(*p.reject), "rollout_is" if oldest else "rollout_rs"
         lost = s.row_sum(~bare.kept)
-        found[f"{stem}_masked_fraction"] = over_tokens(s, lost)
+        found[f"{stem}_masked_fraction"] = s.over_tokens(lost)
         found[f"{stem}_seq_masked_fraction"] = mean((lost > 0) | (~bare.kept_rows & (not by_option)))
     found = named("mismatch/" if oldest else "rollout_corr/", found)
     if newest and p.policy == "old":
@@ -213,28 +215,12 @@ def verl(s: Step, generation: str) -> Logged:
     return found
 
 
-def over_tokens(s: Step, x: Array) -> float:
-    """Return a sum as verl's masked mean: over the tokens + 1e-8."""
-    return float(x.sum() / (s.tokens + EPS))
-
-
-def verl_gap(s: Step, chi2: bool) -> Logged:
-    """Return perplexities of rows, and KL and χ² estimates of tokens."""
-    found = perplexities(*(s.row_sum(x) / (s.n + EPS) for x in (s.train, s.batch.rollout)))
-    found |= {"kl": over_tokens(s, -s.d), "k3_kl": over_tokens(s, s.k3().clip(max=LARGEST_K3))}
-    found |= ends("log_ppl_diff_*", -s.row_mean(s.d), "max min")
-    if chi2:
-        found["chi2_token"] = over_tokens(s, np.exp(s.d.clip(-SAFETY, SAFETY)) ** 2) - 1
-        found["chi2_seq"] = mean(np.exp(2 * s.row_sum(s.d).clip(-SAFETY, SAFETY))) - 1
-    return found
-
-
-def band_of(rule: Reject) -> tuple[float | None, float]:
-    """Return a rule's bounds on r; those of k1 = −Δ are in nats."""
+def band_of(rule: Reject) -> tuple[float, float]:
+    """Return a rule's bounds on r, [1/C, C] unless there is a lower one; those of k1 = −Δ are in nats."""
     low, high = rule.lower, rule.upper
     if rule.statistic == "k1":
         low, high = (None if x is None else math.exp(-x) for x in (high, low))
-    return low, high or math.inf
+    return low or 1 / (high or math.inf), high or math.inf
 
 
 def verl_weights(s: Step, oldest: bool, newest: bool) -> Logged:
@@ -242,11 +228,11 @@ def verl_weights(s: Step, oldest: bool, newest: bool) -> Logged:
     weight = s.preset.weight
     assert weight is not None
     bands = [band_of(rule) for rule in s.preset.reject if rule.statistic in ("ratio", "k1")]
-    low, high = bands[0] if oldest and bands else (weight.lower, weight.upper or math.inf)
+    own = weight.lower or 1 / (weight.upper or math.inf), weight.upper or math.inf
     shares = weight.over == "sum" or (weight.over == "mean" and not oldest)
-    found = verl_ratio(s, weight.over, low or 1 / high, high, shares, applied=newest)
+    found = verl_ratio(s, weight.over, *(bands[0] if oldest and bands else own), shares, applied=newest)
     if newest and weight.action == "mask":
-        found["oob_ratio"] = over_tokens(s, s.bounded)
+        found["oob_ratio"] = s.over_tokens(s.bounded)
     if weight.normalize and not oldest:
         factor = mean(s.w if weight.over == "token" else s.row_mean(s.w)[s.there])
         found["batch_norm_factor"] = factor if factor > SMALLEST_NORM else 1.0
@@ -267,9 +253,9 @@ def verl_ratio(s: Step, over: str, low: float, high: float, shares: bool, applie
     row = (raw * s.n if by_row else s.row_sum(raw)) / (s.n + EPS)
     found |= {"seq_fraction_high": mean(row > high), "seq_fraction_low": mean(row < low)}
     if by_row:
-        found |= {"max": math.exp(min(top(log), SAFETY)), "min": math.exp(least(log))}
+        found |= {"max": np.exp(log.max(initial=-math.inf).clip(max=SAFETY)), "min": np.exp(log).min()}
     for name, flags in (("high", raw > high), ("low", raw < low)):
-        many = over_tokens(s, flags * s.n if by_row else flags)
+        many = s.over_tokens(flags * s.n if by_row else flags)
         found[f"ratio_fraction_{name}"] = mean(flags) if shares else many
     return found
 
@@ -277,20 +263,14 @@ def verl_ratio(s: Step, over: str, low: float, high: float, shares: bool, applie
 def verl_spread(
     s: Step, x: Array, by_row: bool, low: float, high: float, centre: float, among: Array
 ) -> Logged:
-    """Return mean, extremes, std, ESS and numbers of rows of a statistic.
+    """Return mean, extremes, std, ESS and numbers of rows of a statistic, [T], or [S] with `by_row`.
 
-    Args:
-        s: the step.
-        x: the statistic, [T], or [S] with `by_row`.
-        by_row: whether the tokens of a row share it.
-        low: what x is clamped to from below for std and ESS.
-        high: the same from above.
-        centre: what x is on-policy: std is of sums about it, so that nothing cancels.
-        among: the rows that count, [S] bool.
+    std and ESS are of x clamped to [low, high]; std is of sums about `centre`, what x is on-policy, so that
+    nothing cancels. `among` are the rows that count, [S] bool.
     """
 
     def masked_mean(x: Array) -> float:
-        return over_tokens(s, x * s.n if by_row else x)
+        return s.over_tokens(x * s.n if by_row else x)
 
     held, short = x.clip(low, high), EPS / (s.tokens + EPS)  # 1 less verl's mean of 1
     first, second = masked_mean(held - centre), masked_mean((held - centre) ** 2)
@@ -302,8 +282,8 @@ def verl_spread(
         "std": math.sqrt(max(variance, 0.0)) if s.tokens > 1 else 0.0,
         "eff_sample_size": (masked_mean(held) + EPS) ** 2 / np.float64(masked_mean(held**2)),
         **ends("seq_*", row),
-        "seq_std": std(row, about=centre) if len(row) > 1 else 0.0,
-        "seq_max_deviation": top(abs(row - centre)),
+        "seq_std": std(row - centre) if len(row) > 1 else 0.0,
+        "seq_max_deviation": ENDS["max"](abs(row - centre)),
         "seq_fraction_high": mean(row > high),
         "seq_fraction_low": mean(row < low),
     }
@@ -320,8 +300,8 @@ def verl_option(s: Step, rule: Reject) -> Logged:
     x, by_row = s.on.aggregate(statistic, s.preset.policy, rule.over, SAFETY), rule.over in OF_SEQUENCES
     found, lost = verl_spread(s, x, by_row, low, high, 0.0, s.there), s.row_sum(~s.under(rule).kept)
     for name, flags in (("fraction_high", x > high), ("fraction_low", x < low)):
-        found[name] = mean(flags[s.there]) if by_row else over_tokens(s, flags)
-    found |= {"masked_fraction": over_tokens(s, lost), "seq_masked_fraction": mean(lost[s.there] > 0)}
+        found[name] = mean(flags[s.there]) if by_row else s.over_tokens(flags)
+    found |= {"masked_fraction": s.over_tokens(lost), "seq_masked_fraction": mean(lost[s.there] > 0)}
     if statistic != "k1":  # the others have no lower threshold
         found["fraction_low"] = 0.0
         del found["seq_fraction_low"]
@@ -367,8 +347,8 @@ def trl(s: Step) -> Logged:
         low, high = (np.minimum(s.row_sum(flags), size) for flags in cuts)
         shares = {"low": low, "high": high, "region": low + high}
         found |= {f"clip_ratio/{name}_mean": x.sum() / size.sum() for name, x in shares.items()}
-        found["clip_ratio/low_min"] = least(low[size > 0] / size[size > 0])
-        found["clip_ratio/high_max"] = top(high[size > 0] / size[size > 0])
+        found |= ends("clip_ratio/low_*", low[size > 0] / size[size > 0], "min")
+        found |= ends("clip_ratio/high_*", high[size > 0] / size[size > 0], "max")
     return found
 
 
@@ -376,7 +356,7 @@ def openrlhf(s: Step) -> Logged:
     """OpenRLHF 3c3be623 (models/loss.py), with `is_filter_ratio` of September 2026 (pull request 1339)."""
     found, b, p = Logged(), s.batch, s.preset
     if b.current is not None and b.advantages is not None:
-        found["ppo_clip_ratio"] = mean(s.clip_decides)
+        found["ppo_clip_ratio"] = mean(s.clipped)
     if b.current is not None and b.old is not None:
         found["ppo_kl"] = mean(b.old - b.current)
     if b.old is not None and p.loss == "ppo_clip" and p.weight is not None:
@@ -434,29 +414,22 @@ def slime(s: Step, helper: bool, fork: bool = False) -> Logged:
         if helper or s.preset.weight is not None:
             found["ois"] = mean(s.row_mean(r))
         if b.advantages is not None:
-            moved = {"reinforce": np.zeros(s.tokens, bool), "cispo": s.clip(r) != r}
-            found["pg_clipfrac"] = of_kept(moved.get(s.loss.kind, s.clip_decides))
+            found["pg_clipfrac"] = of_kept(s.clipped)
         if fork:
             w = np.exp(s.token_u.clip(-SAFETY, SAFETY))
             ess = s.row_sum(w) ** 2 / (n * np.maximum(s.row_sum(w**2), EPS))
             found["ess_ratio"] = mean(s.there if s.loss.pooled else ess)
     if helper:
-        found |= named("mis_", slime_gap(s) | ({} if s.preset.weight is None else slime_weights(s)))
+        off, rows = np.expm1(s.d.clip(-SAFETY, SAFETY)), (s.row_mean(s.train), s.row_mean(b.rollout))
+        gap = perplexities(*rows, lambda x: mean(np.where(s.there, x, 0.0)))
+        gap |= {"kl": mean(-s.row_mean(s.d)), "k3_kl": mean(s.row_mean(s.k3()))}
+        gap["chi2_token"] = mean(s.row_mean(off * (off + 2)))
+        gap["chi2_seq"] = mean(np.expm1(2 * s.row_sum(s.d).clip(-SAFETY, SAFETY)))
+        found |= named("mis_", gap | ({} if s.preset.weight is None else slime_weights(s)))
     elif s.preset.weight is not None:
         found["tis"], found["tis_abs"] = (mean(s.row_mean(x)) for x in (np.exp(s.d), abs(np.expm1(s.d))))
         found["tis_clipfrac"] = mean((s.above + s.below) / (1 if s.by_row else n))
     return named("train/", found)
-
-
-def slime_gap(s: Step) -> Logged:
-    """Return the MIS helper's perplexities, KL and χ² estimates."""
-    off = np.expm1(s.d.clip(-SAFETY, SAFETY))
-    rows = s.row_mean(s.train), s.row_mean(s.batch.rollout)
-    found = perplexities(*rows, lambda x: mean(np.where(s.there, x, 0.0)))
-    found |= {"kl": mean(-s.row_mean(s.d)), "k3_kl": mean(s.row_mean(s.k3()))}
-    found["chi2_token"] = mean(s.row_mean(off * (off + 2)))
-    found["chi2_seq"] = mean(np.expm1(2 * s.row_sum(s.d).clip(-SAFETY, SAFETY)))
-    return found
 
 
 def slime_weights(s: Step) -> Logged:
@@ -539,7 +512,7 @@ def nemo_rl(s: Step) -> Logged:
     if b.current is not None:
         raw = clamped = b.current  # REINFORCE has no ratio
         if s.loss.kind != "reinforce":
-            raw, clamped = np.exp(s.u), s.clip(np.exp(s.u))
+            raw, clamped = np.exp(s.u), np.exp(s.u).clip(s.loss.low, s.loss.high)
         for name, x in (("probs_ratio", raw), ("probs_ratio_clamped", clamped)):
             found |= {name: x[left].sum() / tokens, **ends(f"{name}_*", x[left], "min max")}
         entropy = -np.exp(s.on.log_ratio("current")) * b.current
@@ -608,7 +581,7 @@ def skyrl(s: Step) -> Logged:
     Some numbers are of the padded batch, rows × longest response, where all that is no loss token is 0.
     """
     p, gap, off = s.preset, abs(s.d), np.expm1(s.d.clip(-SAFETY, SAFETY))
-    hole, at_old, a = s.rows * top(s.n + s.batch.masked) - s.tokens, p.policy == "old", s.batch.advantages
+    hole, at_old, a = s.rows * (s.n + s.batch.masked).max() - s.tokens, p.policy == "old", s.batch.advantages
     space = "rollout_train" if at_old else "minibatch_rollout"
     found = named(f"policy/{space}_logprobs_abs_diff_", ends("*", gap) | {"std": std(gap, less=int(at_old))})
     if at_old:
@@ -661,8 +634,10 @@ def skyrl_corrections(s: Step) -> Logged:
     return found
 
 
+GENERATIONS = {"2026-03": (0, 8, 0), "2026-01": (0, 7, 1), "2025-11": (0, 6, 1), "2025-10": (0, 0, 0)}
+"""verl's generations → its first version, the newest first."""
 LOGS: Mapping[str, Callable[[Step], Logged]] = {
-    **{f"verl-{one}": partial(verl, generation=one) for one in ("2025-10", "2025-11", "2026-01", "2026-03")},
+    **{f"verl-{one}": partial(verl, generation=one) for one in GENERATIONS},
     "trl": trl,
     "ms-swift": ms_swift,
     "openrlhf": openrlhf,
@@ -678,8 +653,6 @@ LOGS: Mapping[str, Callable[[Step], Logged]] = {
 """Who logs, with the version or the helper that decides the names → the function."""
 TRAINERS = tuple(dict.fromkeys(word.partition("-20")[0].removesuffix("-mis") for word in LOGS))
 """Trainers whose logged numbers are known."""
-GENERATIONS = {"2026-03": (0, 8, 0), "2026-01": (0, 7, 1), "2025-11": (0, 6, 1), "2025-10": (0, 0, 0)}
-"""verl's generations → its first version, the newest first."""
 
 
 def log_of(trainer: str, generation: str, preset: Preset) -> str:
