@@ -29,7 +29,7 @@ from benchmarks import tables
 from offpol_diag.core import gap, preset_numbers, tails
 from offpol_diag.core.intervals import Formula, Groups, Reader, less
 from offpol_diag.core.state import Table, buckets_of, draws, largest_of
-from offpol_diag.dump.hashes import mix
+from offpol_diag.dump.batch import mix
 from offpol_diag.number import Number
 
 Array = npt.NDArray[np.float64]

@@ -52,8 +52,6 @@ def trouble(what):
             os.kill(os.getpid(), signal.SIGKILL)
         case "refused":
             raise DumpError("a bad row", "mend it")
-        case "absent":
-            raise DumpError("the data cannot be read", "the file is damaged") from FileNotFoundError("x")
         case "bug":
             raise ZeroDivisionError("a bug")
 

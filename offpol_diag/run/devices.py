@@ -49,27 +49,21 @@ def devices(name: str, worth: bool = True) -> Choice:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
     if name == CPU or (name == "auto" and (hidden or not worth or not any(Path("/").glob(NODES)))):
         return ON_CPU
+    fine, fault = list[str](), ""
     try:
         import torch
-    except ImportError as error:
-        if name == "auto":
-            return Choice(unused="a GPU is not used: torch is not installed")
-        what = f"device {name!r} needs torch, which is not installed"
-        raise UsageError(what, "pip install torch") from error
-    there = [f"cuda:{at}" for at in range(torch.cuda.device_count())]
-    chosen = there if name in ("auto", "cuda") else [one for one in there if one == f"cuda:{int(name[5:])}"]
-    if not chosen and name != "auto":
-        raise UsageError(f"device {name!r}: there are {len(there)} CUDA devices here", "use --device cpu")
-    fine, faults = list[str](), list[str]()
-    for device in chosen:
-        try:
+
+        there = [f"cuda:{at}" for at in range(torch.cuda.device_count())]
+        wanted = there if name in ("auto", "cuda") else [name]
+        fault = "" if wanted and {*wanted} <= {*there} else f"there are {len(there)} CUDA devices here"
+        for device in wanted * (not fault):
             float(torch.ones(1, dtype=torch.float64, device=device).exp())
             fine.append(device)
-        except RuntimeError as error:  # too old a driver, say, or no free memory
-            faults.append(f"{device} does not work: {str(error).partition(chr(10))[0]}")
-    if faults and name != "auto":
-        raise UsageError(faults[0], "use --device cpu")
-    return Choice(tuple(fine)) if fine else Choice(unused="; ".join(faults))
+    except (ImportError, RuntimeError) as error:  # no torch, too old a driver, no free memory
+        fault = str(error).partition("\n")[0]
+    if fault and name != "auto":
+        raise UsageError(f"device {name!r}: {fault}", "use --device cpu")
+    return Choice(tuple(fine)) if fine else Choice(unused=f"no GPU is used: {fault}")
 
 
 def worth_a_gpu(tokens: float, presets: int) -> bool:

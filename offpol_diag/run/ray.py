@@ -81,12 +81,10 @@ class Ray:
             try:
                 return pickle.loads(ray.get(task, timeout=TICK))
             except errors.GetTimeoutError:
-                hint = "see why its head ended, start it and repeat the command"
-                _knock(self.head, "the cluster is lost", hint)
+                _knock(
+                    self.head, "the cluster is lost", "see why its head ended, start it, repeat the command"
+                )
             except errors.RayTaskError as error:
-                if isinstance(error.cause, ImportError):
-                    what = f"a node cannot import what a task needs ({first_line(error.cause)})"
-                    raise ClusterError(what, "install the same offpol-diag on every node") from error
                 raise (error.cause if isinstance(error.cause, OffpolError) else error) from None
             except (errors.RayError, ConnectionError) as error:
                 what = f"the cluster lost a task {RETRIES + 1} times ({first_line(error)})"
@@ -109,26 +107,21 @@ def connected(device: str, progress: Progress | None = None) -> Iterator[Ray]:
         ray = import_module("ray")
     except ImportError as error:
         raise UsageError("Ray is not installed", install("ray")) from error
-    ours, address = not ray.is_initialized(), os.environ.get(ADDRESS, "")
-    where: dict[str, Any] = {"address": address}
-    if not address:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        where = {"address": "local", "num_cpus": cores(), "include_dashboard": False}
-    elif ours and address not in ("auto", "local"):
+    ours, address = not ray.is_initialized(), os.environ.get(ADDRESS) or "local"
+    local = {"num_cpus": cores(), "include_dashboard": False} if address == "local" else {}
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if ours and address not in ("auto", "local"):
         _knock(address.removeprefix("ray://"), f"{ADDRESS}={address}: no cluster answers there", WHERE)
     try:
         if ours:
-            ray.init(**where, log_to_driver=False, logging_level=logging.CRITICAL)
-    except (OSError, RuntimeError, ValueError, ImportError) as error:
-        who = f"{ADDRESS}={address}: the cluster" if address else "a local Ray"
-        raise ClusterError(f"{who} cannot be used ({first_line(error)})", WHERE) from error
+            ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, **local)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ClusterError(f"{ADDRESS}={address}: cannot be used ({first_line(error)})", WHERE) from error
     try:
         there = ray.cluster_resources()
         cpus, gpus = int(there.get("CPU", 0)), int(there.get("GPU", 0))
-        if not cpus:
-            raise ClusterError("no node of the cluster has a CPU for tasks", "offer CPUs to Ray")
-        if device == "cuda" and not gpus:
-            raise ClusterError("no node of the cluster has a GPU", "say --device cpu, or add a node with one")
+        if not cpus or (device == "cuda" and not gpus):  # Ray would wait for one
+            raise ClusterError(f"no node of the cluster has a {'GPU' if cpus else 'CPU'} for tasks", WHERE)
         kind, slots = ("cuda", min(cpus, gpus)) if device == "cuda" else ("cpu", cpus)
         yield Ray(kind, slots, ray.get_runtime_context().gcs_address, progress)
     finally:
@@ -153,13 +146,7 @@ def _work(given: tuple[str, Job[Any], Any], part: Dump) -> bytes:
         raise ClusterError(f"a node has offpol-diag {theirs}, and this is {ours}", hint)
     pa.set_cpu_count(1)  # other tasks keep their cores
     picked = list[Any]()
-    try:
-        state: Any = Threads(1).reduce(part, job, (pick, picked.append) if pick else None)
-    except OffpolError as error:
-        if not isinstance(error.__cause__, OSError):
-            raise
-        hint = f"every node must find the dump under the same path, with its credentials; {error.hint}"
-        raise type(error)(f"on node {socket.gethostname()}: {error.message}", hint) from error
+    state: Any = Threads(1).reduce(part, job, (pick, picked.append) if pick else None)
     return pickle.dumps((state, picked, part.seen, part.rows), pickle.HIGHEST_PROTOCOL)
 
 

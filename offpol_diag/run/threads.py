@@ -29,8 +29,6 @@ from offpol_diag.dump.read import Dump
 
 TOKENS = 1 << 17
 """Tokens per batch, a balance between its fixed cost, memory, and an even share for each thread."""
-THREAD = 200 << 20
-"""Peak memory of a computing thread in bytes, with its batch."""
 GROUP, MEMORY = Path("/sys/fs/cgroup"), Path("/proc/meminfo")
 ONE_HEAP = (-8, 1)
 """glibc's M_ARENA_MAX, and its value with which another thread can use what one has freed."""
@@ -59,7 +57,7 @@ class Threads:
     """Engine of this process: this thread reads and merges, others compute.
 
     Attributes:
-        threads: how many compute; None for one per core, as memory allows.
+        threads: how many compute; None for one per core.
     """
 
     threads: int | None = None
@@ -75,9 +73,10 @@ class Threads:
         if sys.platform == "linux":
             with suppress(AttributeError, OSError):
                 ctypes.CDLL(None).mallopt(*ONE_HEAP)
-        threads, numbers, done = self.threads or room(), count(), 0
+        threads, numbers, done = self.threads or cores(), count(), 0
         compute = np.errstate(all="ignore")(job)  # each thread has a state of its own
-        waiting, state = deque[Future[M]](), None
+        waiting = deque[Future[M]]()
+        state: M | None = None
 
         def report(rows: int) -> None:
             nonlocal done
@@ -85,19 +84,23 @@ class Threads:
             if self.progress:
                 self.progress(done, dump.rows)
 
+        def take() -> None:
+            nonlocal state
+            found = waiting.popleft().result()
+            if each:
+                each[1](each[0](found))
+            state = found if state is None else state.merge(found)
+
         pool = ThreadPoolExecutor(threads, "offpol-diag", lambda: setattr(_thread, "number", next(numbers)))
         with threadpool_limits(1, user_api="blas"), pool:  # threads of BLAS would take their cores
-            batches = dump.batches(report)
             try:
-                while (batch := next(batches, None)) is not None or waiting:
-                    if batch is not None:
-                        waiting.append(pool.submit(compute, batch))
-                    if batch is None or len(waiting) > threads:
-                        found = waiting.popleft().result()
-                        if each:
-                            each[1](each[0](found))
-                        state = found if state is None else state.merge(found)
+                for batch in dump.batches(report):
+                    waiting.append(pool.submit(compute, batch))
                     del batch  # frees it before the next one is read
+                    if len(waiting) > threads:
+                        take()
+                while waiting:
+                    take()
             finally:
                 for future in waiting:
                     future.cancel()
@@ -119,27 +122,21 @@ def peak_rss() -> int:
 
 
 def cores() -> int:
-    """Return the number of cores this process may use, by CPU affinity and cgroup quota."""
+    """Return the number of cores this process may use, by CPU affinity and the quota of its cgroup."""
     there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _words(GROUP / "cpu.max")  # microseconds of CPU time, or "max", in a period
     limited = len(quota) == 2 and quota[0].isdecimal()
     return max(1, min(there, -(-int(quota[0]) // int(quota[1])))) if limited else there
 
 
-def room() -> int:
-    """Return the number of threads that compute: one per core, as free memory allows, at least one."""
-    return max(1, min(cores(), available() // THREAD))
-
-
 def available() -> int:
     """Return the bytes free for this process, in the machine and in its cgroup; very many where unknown."""
-    machine, stat, free = _words(MEMORY), _words(GROUP / "memory.stat"), [1 << 62]
+    machine, free = _words(MEMORY), [1 << 62]
     if "MemAvailable:" in machine:
         free.append(1024 * int(machine[machine.index("MemAvailable:") + 1]))
     limit = [*_words(GROUP / "memory.max"), *_words(GROUP / "memory.current")]
     if len(limit) == 2 and limit[0].isdecimal():
-        cache = int(stat[stat.index("file") + 1]) if "file" in stat else 0  # it can be reclaimed
-        free.append(int(limit[0]) - int(limit[1]) + cache)
+        free.append(int(limit[0]) - int(limit[1]))
     return min(free)
 
 
