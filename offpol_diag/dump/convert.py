@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offpol_diag.dump import read
-from offpol_diag.dump.forms import ENDINGS, FORMS, Form, Row, Rows, canonical, records, told
+from offpol_diag.dump.forms import ENDINGS, FORMS, Files, Form, Row, rows_of, told
 from offpol_diag.dump.read import Dump, named
-from offpol_diag.dump.schema import COLUMNS, NONE, ROLLOUT, TOKENS, assigned, require
+from offpol_diag.dump.schema import COLUMNS, NONE, ROLLOUT, assigned, require
 from offpol_diag.dump.sources import PARQUET, Location, find, kind
 from offpol_diag.dump.writer import stamped, to_table, write_tables
 from offpol_diag.errors import DumpError, OffpolError, UsageError
@@ -88,22 +88,36 @@ def convert(sources: Sequence[str], target: Path, columns: Mapping[str, str] | N
         _convert(*found, made, columns or {})
     elif dump:
         names = {column: role for role, column in dump.plan.columns.items()}
-        tables = (
-            pa.table({names.get(x, x): rows.table.column(x) for x in rows.table.schema.names})
-            for rows in dump.read(dump.plan.names, GROUP)
-        )
-        _put(tables, made, {"versions": {}, **dump.info.provenance})
+        tables = (rows.table for rows in dump.read(dump.plan.names, GROUP))
+        tables = (pa.table(x.columns, [names.get(one, one) for one in x.schema.names]) for x in tables)
+        _put(tables, made, dump.info.provenance)
     return made
 
 
 def _convert(files: Sequence[Path], form: Form, made: Converted, columns: Mapping[str, str]) -> None:
-    """Convert files of a form."""
-    shown, rows = named(files), form.rows(files)
-    made.notes.append(f"{shown} read as {f'{form.trainer} ({form.name})' if form.trainer else form.name}")
-    said = {"form": form.name, "versions": {}} | ({"trainer": form.trainer} if form.trainer else {})
-    _put(_tables(rows if form.trainer else canonical(rows, columns), form.page, made), made, said)
+    """Convert files of a form; the first row says which token columns all have."""
+    shown = named(files)
+
+    def tables() -> Iterator[pa.Table]:
+        held, size = list[tuple[str, Row]](), 0
+        for where, row in rows_of(form, Files(files, columns)):
+            if row is None or len(row.get(ROLLOUT, (1,))) == 0:
+                made.dropped += 1
+                continue
+            if not held:
+                require(row, [*row], where, page=form.page)
+            held.append((where, row))
+            size += len(row[ROLLOUT]) if ROLLOUT in row else 0
+            if size >= GROUP:
+                yield _table(held)
+                held, size = [], 0
+        if held:
+            yield _table(held)
+
+    _put(tables(), made, {"form": form.name} | ({"trainer": form.trainer} if form.trainer else {}))
     if not made.sequences:
         raise DumpError(f"{shown}: no sequence that counts is in it", "check that its writer was closed")
+    made.notes.append(f"{shown} read as {f'{form.trainer} ({form.name})' if form.trainer else form.name}")
     if made.dropped:
         made.notes.append(f"{made.dropped} sequences without a token that counts are left out")
 
@@ -118,36 +132,10 @@ def _put(tables: Iterator[pa.Table], made: Converted, said: dict[str, Any]) -> N
             yield table
 
     try:
-        write_tables(counted(), made.path, stamped(said))
+        write_tables(counted(), made.path, stamped({"versions": {}, **said}))
     except (pa.ArrowException, OSError) as error:
         what = f"{made.path}: cannot be written ({str(error).splitlines()[0]})"
         raise DumpError(what, "make room there, or give each column one type in all rows") from error
-
-
-def _tables(rows: Rows, page: str, made: Converted) -> Iterator[pa.Table]:
-    """Yield rows as tables of `GROUP` tokens, and count those without a token that counts.
-
-    The first row says which token columns all have.
-    """
-    held, size, first, tokens = list[tuple[str, Row]](), 0, "", set[str]()
-    for where, row in rows:
-        if row is None or len(row.get(ROLLOUT, (1,))) == 0:
-            made.dropped += 1
-            continue
-        here = {name for name in row if name in TOKENS}
-        if not first:
-            require(row, [*row], where, page=page)
-            first, tokens = where, here
-        if odd := min(tokens ^ here, default=None):
-            lacks, has = (where, first) if odd in tokens else (first, where)
-            raise DumpError(f"{lacks}: no {odd}, which {has} has", "give every sequence the same columns")
-        held.append((where, row))
-        size += len(row[ROLLOUT])
-        if size >= GROUP:
-            yield _table(held)
-            held, size = [], 0
-    if held:
-        yield _table(held)
 
 
 def _table(held: Sequence[tuple[str, Row]]) -> pa.Table:
@@ -187,7 +175,7 @@ def open_dump(sources: Sequence[str], *, columns: Mapping[str, str] | None = Non
     _convert(files, form, made, given)
     none = {role: name for role, name in given.items() if name == NONE}
     dump = read.open_dump([Location(None, str(made.path), shown)], columns=none, **how)
-    names = {} if form.trainer else assigned([*next(records(files[0]))[1]], given, shown)
+    names = {} if form.trainer else assigned([*next(Files(files).records())[1]], given, shown)
     called = {role: names.get(role, role) for role in dump.info.columns}
     info = replace(dump.info, files=tuple(map(str, files)), columns=called)
     return replace(dump, info=info, notes=tuple(made.notes), folder=folder)

@@ -1,7 +1,8 @@
 """What trainers write by themselves → rows of a dump: NeMo-RL, prime-rl, slime, miles, SkyRL; JSON lines.
 
-A form is a function: files → the place and the columns of each sequence, by the names of `schema`; a row
-that is None has no token that counts. To add a form, write its function and its row in `FORMS`.
+A form is a function: files → the columns of each sequence, by the names of `schema`; a row that is None has
+no token that counts. To add a form, write its function and its row in `FORMS`: whatever goes wrong in it is
+one error that names the place `Files.where`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count, groupby
 from pathlib import Path
@@ -25,29 +27,60 @@ from offpol_diag.dump.writer import Array, as_array
 from offpol_diag.errors import DumpError
 
 Row = dict[str, Any]
-Rows = Iterator[tuple[str, Row | None]]
+Rows = Iterator[Row | None]
 FOLD, FREE = 100, 1 << 28
 """Most bytes that a compressed byte may unfold to, and bytes that are free; log-probs unfold to 3 to 20."""
 LONGEST_TEXT = 64
 """Characters of a text that describes a row's origin; longer ones are prompts and responses."""
 APPENDED = -0.05
 """Log-prob of the trainer below which a last token that the engine is certain of was not sampled."""
-AGAIN = "was the file changed, or cut off? see docs/trainers"
-TOGETHER = "convert the files of all ranks of a rollout together, and none of another run"
+
+
+@dataclass
+class Files:
+    """The files of a form, and where its function is: a file, and a line or sample of it.
+
+    Attributes:
+        columns: what `--columns` says.
+    """
+
+    paths: Sequence[Path]
+    columns: Mapping[str, str] = field(default_factory=dict)
+    where: str = ""
+
+    def records(self, paths: Sequence[Path] = ()) -> Iterator[tuple[Path, Row]]:
+        """Yield the objects of files (all by default) of JSON lines, which may be gzipped."""
+        for path in paths or self.paths:
+            unpacked, left = gzip.open if path.suffix == ".gz" else open, FREE + FOLD * path.stat().st_size
+            with unpacked(path, "rb") as file:
+                for number in count(1):
+                    self.where = f"{path}, line {number}"
+                    line = file.readline(left)
+                    left -= len(line)
+                    if not left:
+                        raise ValueError(f"the file unfolds to more than {FOLD} times its size")
+                    if not line:
+                        break
+                    if line.strip():
+                        found = json.loads(line.decode("utf-8-sig"))
+                        if not isinstance(found, dict):
+                            raise ValueError(f"{type(found).__name__}, no JSON object")
+                        yield path, found
 
 
 @contextmanager
-def explained(where: str | Path, trainer: str) -> Iterator[None]:
+def explained(files: Files, trainer: str) -> Iterator[None]:
     """Turn what a record or a file that is damaged, or of another version, raises into one error."""
+    hint = "was the file changed, or cut off? see docs/trainers"
     try:
         yield
     except DumpError:
         raise
     except KeyError as error:
-        raise DumpError(f"{where}: no field {error}, which {trainer} writes", AGAIN) from error
+        raise DumpError(f"{files.where}: no field {error}, which {trainer} writes", hint) from error
     except Exception as error:  # of any type: a damaged pickle raises what its instructions meet
         said = " ".join(str(error).split())[:200] or type(error).__name__
-        raise DumpError(f"{where}: not as {trainer} writes it ({said})", AGAIN) from error
+        raise DumpError(f"{files.where}: not as {trainer} writes it ({said})", hint) from error
 
 
 def numbers(value: Any, name: str = "a column", dimensions: int = 1) -> Array:
@@ -62,64 +95,28 @@ def numbers(value: Any, name: str = "a column", dimensions: int = 1) -> Array:
     return found if found.size else np.empty(0, np.float32)
 
 
-# ---------------------------------------------------------------- JSON lines
+# ---------------------------------------------------------------- JSON lines, NeMo-RL, prime-rl
 
 
-def records(path: Path) -> Iterator[tuple[str, Row]]:
-    """Yield the objects of a file of JSON lines, which may be gzipped, each with its place.
+def json_lines(files: Files) -> Rows:
+    """One object per sequence, a list per token column, under any names.
 
-    Raises:
-        DumpError: a line is no JSON object, or the file unfolds to far more than any dump does.
+    Of fields that are no column, short ones, which may say where a row is from, are kept.
     """
-    unpacked = gzip.open if path.suffix == ".gz" else open
-    with explained(path, "a writer of JSON lines"), unpacked(path, "rb") as file:
-        left = FREE + FOLD * path.stat().st_size
-        for number in count(1):
-            line = file.readline(left)
-            left -= len(line)
-            if not left:
-                raise DumpError(f"{path}: it unfolds to more than {FOLD} times its size", AGAIN)
-            if not line:
-                return
-            if not line.strip():
-                continue
-            with explained(f"{path}, line {number}", "a writer of JSON lines"):
-                found = json.loads(line.decode("utf-8-sig"))
-                if not isinstance(found, dict):
-                    raise ValueError(f"{type(found).__name__}, no JSON object")
-            yield f"{path}, line {number}", found
-
-
-def json_lines(files: Sequence[Path]) -> Rows:
-    """One object per sequence, a list per token column, under any names: `canonical` finds them."""
-    return (record for path in files for record in records(path))
-
-
-def canonical(rows: Rows, columns: Mapping[str, str]) -> Rows:
-    """Name fields as `schema` does; of the others what may say where a row is from is kept."""
-    for where, one in rows:
-        assert one is not None
-        found = {name: x for name, x in assigned([*one], columns, where).items() if one[x] is not None}
-        require(found, [*one], where)
-        row: Row = {}
-        with explained(where, "a writer of numbers"):
-            for name, field in found.items():
-                value, column = one[field], COLUMNS[name]
-                if name == FINISH_REASON and isinstance(value, dict):  # as SGLang says it
-                    value = value.get("type")
-                if column.holds in ("tokens", "list") or (column.of_tokens and isinstance(value, list)):
-                    value = numbers(value, field)
-                elif isinstance(value, dict | list):
-                    raise ValueError(f"{field!r} is a {type(value).__name__}, and one value is needed")
-                row[name] = value
-        for name, value in one.items():
-            short = isinstance(value, int | float) or (isinstance(value, str) and len(value) <= LONGEST_TEXT)
-            if name not in found.values() and short:
-                row[name] = value
-        yield where, row
-
-
-# ---------------------------------------------------------------- NeMo-RL, prime-rl
+    for _, one in files.records():
+        found = assigned([*one], files.columns, files.where)
+        found = {name: x for name, x in found.items() if one[x] is not None}
+        require(found, [*one], files.where)
+        plain = {x: y for x, y in one.items() if isinstance(y, int | float | str)}
+        row: Row = {x: y for x, y in plain.items() if not isinstance(y, str) or len(y) <= LONGEST_TEXT}
+        for name, key in found.items():
+            value, column = one[key], COLUMNS[name]
+            row.pop(key, None)
+            if name == FINISH_REASON and isinstance(value, dict):  # as SGLang says it
+                value = value.get("type")
+            listed = column.holds in ("tokens", "list") or (column.of_tokens and isinstance(value, list))
+            row[name] = numbers(value, key) if listed else value
+        yield row
 
 
 def whole(mask: Any, tokens: Any, **columns: Any) -> Row | None:
@@ -139,63 +136,56 @@ def whole(mask: Any, tokens: Any, **columns: Any) -> Row | None:
     return row | {"prompt_ids": ids[:first], "prompt_length": first, "group_id": group}
 
 
-def nemo_rl(files: Sequence[Path]) -> Rows:
+def nemo_rl(files: Files) -> Rows:
     """`train_data_step*.jsonl` since 0.6 (nemo_rl/utils/logger.py): each field is a list of one, padded.
 
     Index 0 holds a placeholder, and is masked.
     """
-    for path in files:
-        step = _in_name(path, r"step(\d+)")
-        for i, (where, one) in enumerate(records(path)):
-            with explained(where, "NeMo-RL"):
-                one = {name: x[0] if isinstance(x, list) and len(x) == 1 else x for name, x in one.items()}
-                n = one["input_lengths"]
-                mask = (numbers(one["token_loss_mask"])[:n] != 0) & (
-                    float(one.get("sample_loss_mask", 1)) != 0
-                )
-                mask[:1] = 0
-                old = numbers(one["prev_logprobs"], "prev_logprobs")[:n]
-                row = whole(
-                    mask,
-                    one["token_ids"][:n],
-                    rollout_log_probs=one["generation_logprobs"],
-                    old_log_probs=old if old.any() else None,  # that pass was skipped
-                    advantages=one.get("advantages"),
-                )
-                name = f"{step}/{one.get('idx', i)}"
-                more = {"rewards": one.get("rewards"), "step": step, "sequence_id": name}
-            yield where, row and row | more
+    for i, (path, one) in enumerate(files.records()):
+        one = {name: x[0] if isinstance(x, list) and len(x) == 1 else x for name, x in one.items()}
+        n, step = one["input_lengths"], _in_name(path, r"step(\d+)")
+        mask = (numbers(one["token_loss_mask"])[:n] != 0) & (float(one.get("sample_loss_mask", 1)) != 0)
+        mask[:1] = 0
+        old = numbers(one["prev_logprobs"], "prev_logprobs")[:n]
+        row = whole(
+            mask,
+            one["token_ids"][:n],
+            rollout_log_probs=one["generation_logprobs"],
+            old_log_probs=old if old.any() else None,  # that pass was skipped
+            advantages=one.get("advantages"),
+        )
+        more = {"rewards": one.get("rewards"), "step": step, "sequence_id": f"{step}/{one.get('idx', i)}"}
+        yield row and row | more
 
 
-def prime_rl(files: Sequence[Path]) -> Rows:
+def prime_rl(files: Files) -> Rows:
     """`token_exports/step_*/rank_*.jsonl` (rl/token_export.py): one pass, which is old and current.
 
     Ranks of a step may still be writing until its file STABLE is there.
     """
-    stable = [path for path in files if path.with_name("STABLE").exists()]
+    stable = [path for path in files.paths if path.with_name("STABLE").exists()]
     if not stable:
         hint = "wait for the step to end; if the run was stopped, make an empty file STABLE there"
-        raise DumpError(f"{files[0].parent}: no file STABLE, so its ranks may still be writing", hint)
-    for where, one in (record for path in stable for record in records(path)):
-        with explained(where, "prime-rl"):
-            old, advantages = numbers(one["trainer_logprobs"], "trainer_logprobs"), one.get("advantages")
-            row = whole(
-                one["loss_mask"],
-                one["token_ids"],
-                rollout_log_probs=one["inference_logprobs"],
-                old_log_probs=old,
-                current_log_probs=old,
-                advantages=advantages and np.nan_to_num(numbers(advantages).astype(float)),
-                entropy=one.get("entropy"),
-            )
-            within = (one.get(name) for name in ("run_id", "step", "rank", "export_sequence_idx"))
-            more = {
-                "sequence_id": "/".join(str(x) for x in within if x is not None),
-                "step": one["step"],
-                "env_name": one.get("env_name"),
-                "rewards": next((x for x in reversed(one.get("rewards") or []) if x is not None), None),
-            }
-        yield where, row and row | more
+        raise DumpError(f"{files.paths[0].parent}: no file STABLE, so its ranks may still be writing", hint)
+    for _, one in files.records(stable):
+        old, advantages = numbers(one["trainer_logprobs"], "trainer_logprobs"), one.get("advantages")
+        row = whole(
+            one["loss_mask"],
+            one["token_ids"],
+            rollout_log_probs=one["inference_logprobs"],
+            old_log_probs=old,
+            current_log_probs=old,
+            advantages=advantages and np.nan_to_num(numbers(advantages).astype(float)),
+            entropy=one.get("entropy"),
+        )
+        within = (one.get(name) for name in ("run_id", "step", "rank", "export_sequence_idx"))
+        more = {
+            "sequence_id": "/".join(str(x) for x in within if x is not None),
+            "step": one["step"],
+            "env_name": one.get("env_name"),
+            "rewards": next((x for x in reversed(one.get("rewards") or []) if x is not None), None),
+        }
+        yield row and row | more
 
 
 def _in_name(path: Path, pattern: str) -> int:
@@ -209,7 +199,7 @@ SLIME = {"log_probs": OLD} | {name: name for name in (ROLLOUT, "advantages", "en
 """Their columns → ours, of which a context-parallel rank holds its slice."""
 
 
-def slime(files: Sequence[Path]) -> Rows:
+def slime(files: Files) -> Rows:
     """`train_data/{rollout}.pt` of slime since 2026-08-12 (observability/train_data_utils.py).
 
     And `{rollout}_{rank}.pt` of miles, and of slime up to 0.3.1 (utils/train_dump_utils.py): tensor-parallel
@@ -217,26 +207,27 @@ def slime(files: Sequence[Path]) -> Rows:
     two chunks of the response, from both ends (training_utils/cp_utils.py). `rollout_data/` beside it has
     groups, raw rewards, versions and ends.
     """
-    for (folder, _), group in groupby(files, lambda path: (path.parent, path.stem.partition("_")[0])):
+    for (folder, _), group in groupby(files.paths, lambda path: (path.parent, path.stem.partition("_")[0])):
         samples = dict[int, tuple[str, Row]]()
         for path in group:
-            with explained(path, "slime"):
-                dump = load(path)
-                rollout, each = dump["rollout_id"], [*_samples(dump)]
-            for index, one in each:
-                with explained(where := f"{path}, sample {index}", "slime"):
-                    _, row = samples.setdefault(index, (where, {}))
-                    row |= {name: x for name, x in _of_slime(one, dump, row).items() if name not in row}
+            files.where = str(path)
+            dump = load(path)
+            rollout = dump["rollout_id"]
+            for index, one in _samples(dump):
+                files.where = f"{path}, sample {index}"
+                _, row = samples.setdefault(index, (files.where, {}))
+                row |= {name: x for name, x in _of_slime(one, dump, row).items() if name not in row}
         beside = folder.parent / "rollout_data" / f"{rollout}.pt"
-        with explained(beside, "slime"):
-            there = load(beside)["samples"] if beside.is_file() else ()
-            sampled = {one.get("index", i): one for i, one in enumerate(there)}
-        for index, (where, row) in samples.items():
-            with explained(where, "slime"):
-                if any(np.isnan(row[name]).any() for name in SLIME.values() if name in row):
-                    raise DumpError(f"{where}: some of its context-parallel ranks are missing", TOGETHER)
-                row |= _of_rollout(sampled.get(index, {}), row)
-            yield where, row | {"step": rollout, "sequence_id": f"{rollout}/{index}"}
+        files.where = str(beside)
+        there = load(beside)["samples"] if beside.is_file() else ()
+        sampled = {one.get("index", i): one for i, one in enumerate(there)}
+        for index, (files.where, row) in samples.items():
+            if any(np.isnan(row[name]).any() for name in SLIME.values() if name in row):
+                raise ValueError(
+                    "some of its context-parallel ranks are missing; read all files of a rollout"
+                )
+            row |= _of_rollout(sampled.get(index, {}), row)
+            yield row | {"step": rollout, "sequence_id": f"{rollout}/{index}"}
 
 
 def _samples(dump: Row) -> Iterator[tuple[int, Row]]:
@@ -300,19 +291,10 @@ def _of_rollout(other: Row, row: Row) -> Row:
 
 
 def load(file: Path | io.BytesIO) -> Any:
-    """Read what `torch.save` has written: plain values and tensors, of which no code runs.
-
-    Raises:
-        DumpError: it is damaged, or holds anything else, such as an object of a class of the trainer.
-    """
+    """Read what `torch.save` has written: plain values and tensors; torch refuses anything that could run."""
     import torch
 
-    try:
-        return torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # of any type, as a damaged pickle does
-        said = " ".join(str(error).split())[:300]
-        hint = "was it cut off? if it holds objects of the trainer, docs/trainers/slime.md has a hook"
-        raise DumpError(f"{file}: torch.load refuses it ({said})", hint) from error
+    return torch.load(file, map_location="cpu", weights_only=True)
 
 
 # ---------------------------------------------------------------- SkyRL
@@ -338,35 +320,36 @@ class Unpickler(pickle.Unpickler):
         return Stub
 
 
-def skyrl(files: Sequence[Path]) -> Rows:
+def skyrl(files: Files) -> Rows:
     """`dumped_data/global_step_*_training_input.pkl` (training_batch.py): padded on the left.
 
     An end that the generator appended has rollout log-prob 0; it was not sampled, and is masked.
     """
-    for path in files:
-        with explained(path, "SkyRL"), path.open("rb") as file:
-            state, step = Unpickler(file).load().state, _in_name(path, r"global_step_(\d+)_")
-            data = {name: _array(one) for name, one in state["batch_dict"].items() if isinstance(one, dict)}
-            mask, width = data["loss_mask"] != 0, data["loss_mask"].shape[1]
-            rollout, old = data["rollout_logprobs"], data["action_log_probs"]
-            mask[:, -1] &= ~((rollout[:, -1] == 0) & (old[:, -1] < APPENDED))
-            parts = (state.get("metadata") or {}).get("policy_prompt_boundaries") or []
-            cut = ((max(first, 0), min(last, len(mask))) for first, last in parts)
-            groups = {row: group for group, part in enumerate(cut) for row in range(*part)}
-            begins = (data["response_mask" if "response_mask" in data else "loss_mask"] != 0).argmax(1)
-            for i, begin in enumerate(begins):
-                row: Row = {
-                    ROLLOUT: rollout[i, begin:],
-                    OLD: old[i, begin:],
-                    MASK: mask[i, begin:].astype(np.int8),
-                    "token_ids": data["sequences"][i, data["sequences"].shape[1] - width :][begin:],
-                    "group_id": groups.get(i),
-                    "step": step,
-                    "sequence_id": f"{step}/{i}",
-                }
-                row |= {"advantages": data["advantages"][i, begin:]} if "advantages" in data else {}
-                row |= {"rewards": float(data["rewards"][i].sum())} if "rewards" in data else {}
-                yield f"{path}, sequence {i}", row if mask[i].any() else None
+    for path in files.paths:
+        files.where, step = str(path), _in_name(path, r"global_step_(\d+)_")
+        state = Unpickler(io.BytesIO(path.read_bytes())).load().state
+        data = {name: _array(one) for name, one in state["batch_dict"].items() if isinstance(one, dict)}
+        mask, width = data["loss_mask"] != 0, data["loss_mask"].shape[1]
+        rollout, old = data["rollout_logprobs"], data["action_log_probs"]
+        mask[:, -1] &= ~((rollout[:, -1] == 0) & (old[:, -1] < APPENDED))
+        parts = (state.get("metadata") or {}).get("policy_prompt_boundaries") or []
+        cut = ((max(first, 0), min(last, len(mask))) for first, last in parts)
+        groups = {row: group for group, part in enumerate(cut) for row in range(*part)}
+        begins = (data["response_mask" if "response_mask" in data else "loss_mask"] != 0).argmax(1)
+        for i, begin in enumerate(begins):
+            files.where = f"{path}, sequence {i}"
+            row: Row = {
+                ROLLOUT: rollout[i, begin:],
+                OLD: old[i, begin:],
+                MASK: mask[i, begin:].astype(np.int8),
+                "token_ids": data["sequences"][i, data["sequences"].shape[1] - width :][begin:],
+                "group_id": groups.get(i),
+                "step": step,
+                "sequence_id": f"{step}/{i}",
+            }
+            row |= {"advantages": data["advantages"][i, begin:]} if "advantages" in data else {}
+            row |= {"rewards": float(data["rewards"][i].sum())} if "rewards" in data else {}
+            yield row if mask[i].any() else None
 
 
 def _array(one: Row) -> Array:
@@ -394,7 +377,7 @@ class Form(NamedTuple):
     holds: str
     path: str
     fields: str
-    rows: Callable[[Sequence[Path]], Rows]
+    rows: Callable[[Files], Rows]
     page: str = ""
 
 
@@ -422,6 +405,19 @@ ENDINGS = (".jsonl", ".jsonl.gz", ".pt", ".pkl")
 
 def told(path: Path) -> Form | None:
     """Return the form of a file, by its path and the fields of its first record."""
-    place = "/".join(path.absolute().parts[-2:])
-    fields = {*next(records(path), ("", {}))[1]} if ".jsonl" in path.name else {}
-    return next((x for x in FORMS if re.fullmatch(x.path, place) and {*x.fields.split()} <= {*fields}), None)
+    place, files, fields = "/".join(path.absolute().parts[-2:]), Files([path], where=str(path)), set[str]()
+    if ".jsonl" in path.name:
+        with explained(files, "a writer of JSON lines"):
+            fields = {*next(files.records(), (path, {}))[1]}
+    return next((x for x in FORMS if re.fullmatch(x.path, place) and {*x.fields.split()} <= fields), None)
+
+
+def rows_of(form: Form, files: Files) -> Iterator[tuple[str, Row | None]]:
+    """Yield the rows of files of a form, each with its place.
+
+    Raises:
+        DumpError: the place, and what is wrong there.
+    """
+    with explained(files, form.trainer or "a writer of JSON lines"):
+        for row in form.rows(files):
+            yield files.where, row

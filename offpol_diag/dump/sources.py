@@ -28,13 +28,7 @@ BY_ARROW = ("gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "file")
 """Further schemes of Arrow itself, with its options."""
 SECONDS = 15.0
 """Time that an S3 server may be silent."""
-LOGINS = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; a public one: ?anonymous=true",
-    "gs": "run `gcloud auth application-default login`; gs://anonymous@bucket reads a public one",
-    "hf": f"set HF_TOKEN, or run `hf auth login`; {install('remote')}",
-    "ht": f"check the address; {install('remote')}",
-}
-"""First letters of a scheme → what to do where it cannot be read."""
+LOGIN_HINT = "check the address and your login in the environment (docs/scale.md)"
 
 
 @dataclass(frozen=True)
@@ -143,7 +137,7 @@ def _in_store(source: str) -> list[Location]:
         raise
     except Exception as error:  # each client library has errors of its own
         said = cleaned(" ".join(str(error).split()))[:300] or type(error).__name__
-        hint = LOGINS.get(source[:2].lower(), "check the address, the network and your login")
+        hint = f"{LOGIN_HINT}; hf:// and https:// need an extra: {install('remote')}"
         raise DumpError(f"{clean(source)}: cannot be read ({said})", hint) from error
 
 
@@ -162,7 +156,7 @@ def located(source: str) -> tuple[fs.FileSystem, str]:
     scheme, login = scheme.lower(), LOGIN.match(rest)
     if login and login["secret"] and scheme not in ("http", "https"):
         what = f"{clean(source)}: there are credentials in the URL, where everyone on the machine sees them"
-        raise DumpError(what, LOGINS.get(scheme[:2], "set them in the environment"))
+        raise DumpError(what, LOGIN_HINT)
     if scheme in BY_ARROW:
         store, path = fs.FileSystem.from_uri(source)
         return store, path
@@ -174,8 +168,8 @@ def located(source: str) -> tuple[fs.FileSystem, str]:
     path, query = QUERY.sub("", rest), QUERY.search(rest)
     given = dict(parse_qsl(query[0][1:], True)) if query else {}
     if odd := [word for word in given if word not in S3_OPTIONS]:
-        hint = did_you_mean(odd[0], [*S3_OPTIONS]) or f"there are {', '.join(S3_OPTIONS)}"
-        raise DumpError(f"{clean(source)}: s3:// has no option {odd[0]!r}", hint)
+        what = f"{clean(source)}: s3:// has no option {odd[0]!r}"
+        raise DumpError(what, f"there are {', '.join(S3_OPTIONS)}")
     endpoint = given.get("endpoint_override") or os.environ.get("AWS_ENDPOINT_URL") or ""
     before, _, server = endpoint.rstrip("/").rpartition("://")
     region = given.get("region") or os.environ.get("AWS_REGION")
