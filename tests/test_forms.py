@@ -271,7 +271,7 @@ def test_no_more_than_a_group_of_rows_is_held(tmp_path: Path, monkeypatch: pytes
 
     def rows(*_: Any) -> Iterator[Row]:
         nonlocal alive, most
-        for i in range(500):
+        for _ in range(500):
             column = np.full(5000, -0.5, np.float32)
             weakref.finalize(column, gone)
             alive += 1
