@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from offpol_diag.diagnosis.cause import TRAINERS, Cause, Thread
 from offpol_diag.diagnosis.registry import CAUSES
-from offpol_diag.report.diagnosis import sentence
 from offpol_diag.report.explain import KINDS, filled
+from offpol_diag.report.words import sentence
 
 MADE = "<!-- Made by `python docs/make.py`; do not edit. -->\n\n"
 READ = (

@@ -20,7 +20,7 @@ from offpol_diag.presets.catalogue import FAMILIES
 from offpol_diag.report import answered
 from offpol_diag.report.analyze import analysis, headline
 from offpol_diag.report.compare import named
-from offpol_diag.report.diagnosis import checks
+from offpol_diag.report.words import checks
 from offpol_diag.result import (
     After,
     BySteps,

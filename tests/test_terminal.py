@@ -18,15 +18,16 @@ from offpol_diag.cli import app
 from offpol_diag.number import Number
 from offpol_diag.numerals import doubted
 from offpol_diag.report import answered
+from offpol_diag.report.analyze import is_flat
 from offpol_diag.report.answer import Answer, Fact
 from offpol_diag.report.charts import charts
-from offpol_diag.report.remedy import grows
 from offpol_diag.report.terminal import LINES, PIPE_WIDTH, make_console, plain, sparkline
 from offpol_diag.report.terminal import tables as draw
 from offpol_diag.report.terminal import terminal as draw_answer
-from offpol_diag.report.tiles import is_flat
-from offpol_diag.result import BySteps, CandidateCause, Charts, Diagnosis, load
+from offpol_diag.report.words import grows
+from offpol_diag.result import CandidateCause, Diagnosis, load
 from offpol_diag.result import Series as Curve
+from offpol_diag.result.steps import Point
 from offpol_diag.table import Table
 from tests.factory import dump_facts, make_summary
 
@@ -335,49 +336,19 @@ def test_a_curve_shows_its_shape():
         assert sparkline(values) == ""
 
 
-def flat(values, low=(), high=()):
-    """Return whether a curve is flat in a result that has it by step, and nothing else."""
-    n = range(len(values))
-    steps = BySteps(
-        first=n,
-        last=n,
-        tokens=[1 for _ in n],
-        sequences=[1 for _ in n],
-        series={"k3": Curve(values=values, low=low, high=high)},
-    )
-    return is_flat(make_summary(charts=Charts(steps=steps)), "k3")
-
-
-def around(values, *halves):
-    below, above = halves or (0.1, 0.1)
-    return flat(values, [v and v - below for v in values], [v and v + above for v in values])
-
-
-def test_a_curve_is_flat_unless_its_thirds_differ_beyond_their_intervals():
-    assert around([1.0, 1.05, 0.95, 1.0, 1.02, 1.1])
-    assert not around([1.0, 1.0, 1.0, 2.0, 2.0, 2.0])
-    assert not around([1.0, 1.0, 3.0, 3.0, 1.0, 1.0])  # ends alike, and the middle is not
-    assert around([1.0, 1.0, 1.0, 2.0, 2.0, 2.0], 5.0, 5.0)
-    # the mean of four is known twice as well as each: 0.1 against 0.2
-    assert not around([1.0] * 4 + [1.05] * 4 + [1.25] * 4, 0.2, 0.2)
-    assert around([1.0] * 4 + [1.05] * 4 + [1.19] * 4, 0.2, 0.2)
-    assert not around([1.0, 2.0])
-    assert around([1.0, 1.1])
-    # ends of intervals are taken as they are
-    assert not around([1.0, 1.3, 1.5], 0.01, 0.1)
-    assert around([1.5, 1.3, 1.0], 0.01, 0.1) == around([1.0, 1.3, 1.5], 0.01, 0.1)
-
-
-def test_a_step_without_an_interval_is_taken_as_the_least_known_one_and_none_at_all_by_their_scatter():
-    values = [1.0, 1.0, 1.0, 1.0, 1.0, 1.2]
-    ends = ([0.9] * 5 + [None], [1.1] * 5 + [None])
-    assert flat(values, *ends)
-    assert not flat([*values[:-1], 9.0], *ends)
-    assert flat([1.0, 1.2, 1.1, 1.0, 1.1, 1.2])
-    assert not flat([1.0, 1.2, 1.1, 5.0, 5.1, 5.2])
-    assert not flat([1.0, 1.0, 1.0])  # of which nothing is known
-    assert not flat([1.0])
-    assert flat([1.0, None, 1.0, 1.1, None, 1.0, 1.1, 1.0])
+@pytest.mark.parametrize(
+    ("values", "halves", "flat"),
+    [
+        ([1.0, 1.05, 0.95, 1.1], [0.1] * 4, True),
+        ([1.0, 1.0, 3.0, 1.0], [0.1] * 4, False),  # the ends are alike, and the middle is not
+        ([1.0, 2.0], [0.6, 0.6], True),
+        ([1.0, 2.0], [0.6, None], False),  # nothing is known of a step without an interval
+    ],
+)
+def test_a_curve_is_flat_where_one_value_lies_within_every_interval(values, halves, flat):
+    ends = [None if half is None else (x - half, x + half) for x, half in zip(values, halves, strict=True)]
+    points = [Point(str(i), x, end) for i, (x, end) in enumerate(zip(values, ends, strict=True))]
+    assert is_flat(points) is flat
 
 
 def row_of(text, name):

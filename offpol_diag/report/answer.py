@@ -20,11 +20,15 @@ EXPLAIN = "offpol-diag doctor --explain"
 
 @dataclass(frozen=True)
 class Line:
-    """A line of evidence: whether a check passed, failed or could not be made; `detail` explains it."""
+    """A line of evidence: whether a check passed, failed or could not be made; `detail` explains it.
+
+    `brief` is whether a short answer says it too.
+    """
 
     text: str
     mark: Mark = ""
     detail: str = ""
+    brief: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Fact:
         table: numbers beside it.
         code: name and text of what is to be pasted.
         spelled: whether the lines are said everywhere, not only where there is room.
-        shortened: when a short answer cuts it: "last", as usual, or "first".
+        optional: whether a short answer says it only where there is room.
     """
 
     label: str
@@ -49,7 +53,7 @@ class Fact:
     table: Table | None = None
     code: tuple[tuple[str, str], ...] = ()
     spelled: bool = False
-    shortened: Literal["last", "", "first"] = ""
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ class Tile:
     key: str = ""
     curve: Sequence[float | None] = ()
     unit: str = ""
-    doubt: str = ""
+    doubt: bool = False
     remark: str = ""
     short: bool = False
     flat: bool = False

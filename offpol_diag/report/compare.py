@@ -9,7 +9,6 @@ from pathlib import PurePath
 from offpol_diag.metrics import FIRST_PRESET, PAIRS, Tone, title, worse
 from offpol_diag.number import Number, Numbers
 from offpol_diag.numerals import count, counted, say, value_or_dash, written
-from offpol_diag.report import columns
 from offpol_diag.report.analyze import cautions, dropped_by_length, of_dump
 from offpol_diag.report.answer import Answer, Fact, listed
 from offpol_diag.report.plot import (
@@ -26,6 +25,7 @@ from offpol_diag.report.plot import (
     k3_panel,
     steps_axis,
 )
+from offpol_diag.report.words import columns_of_runs
 from offpol_diag.result import Against, Comparison, Contrast, DumpFacts, Result, Subset, idle
 from offpol_diag.result.steps import at_steps
 from offpol_diag.table import Cell, Table
@@ -252,7 +252,7 @@ def of_runs(summary: Result) -> Answer:
         ),
         tables=tuple(_of_runs(runs, rows, found, names)),
         charts=tuple(_by_step(runs)),
-        remarks=columns.of_runs({run: one.dump for run, one in runs.items()}),
+        remarks=columns_of_runs({run: one.dump for run, one in runs.items()}),
     )
 
 

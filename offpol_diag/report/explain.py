@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from offpol_diag.diagnosis.cause import TRAINERS, Cause, Thread
 from offpol_diag.diagnosis.registry import CAUSES
 from offpol_diag.report.answer import EXPLAIN, Answer, Fact, Line
-from offpol_diag.report.diagnosis import sentence
+from offpol_diag.report.words import sentence
 from offpol_diag.table import Table
 
 KINDS = {

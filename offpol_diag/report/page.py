@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -26,7 +25,6 @@ from offpol_diag.report.cells import footnotes, shown
 from offpol_diag.report.compare import named
 from offpol_diag.report.parts import Part, parts
 from offpol_diag.report.plot import TEMPLATES, look
-from offpol_diag.report.remedy import forms
 from offpol_diag.result import Result
 from offpol_diag.result.steps import in_sync
 
@@ -94,9 +92,7 @@ def _head(result: Result | Checked, answer: Answer) -> dict[str, Any]:
     of_analysis = isinstance(result, Result) and any(fact.title for fact in answer.facts)
     diagnosed = result.diagnosis.headline if isinstance(result, Result) and result.diagnosis else ""
     said = diagnosed if of_analysis and not (isinstance(result, Result) and result.is_bug) else ""
-    cards = defaultdict(
-        lambda: None, {one.label: one for one in answer.facts if one.title} if of_analysis else {}
-    )
+    cards = {one.label: one for one in answer.facts if one.title} if of_analysis else {}
     return {
         "answer": answer,
         "eye": answer.about.replace(": ", " · ", 1).replace(", ", " · "),
@@ -188,6 +184,14 @@ def embedded(summary: Result) -> str:
     summary.describe()
     data = {"format": summary.format, **summary.model_dump(mode="json", exclude_defaults=True)}
     return packed(json.dumps(data, ensure_ascii=False, separators=(",", ":")))
+
+
+def forms(text: str) -> tuple[str, str]:
+    """Split a configuration into its first form and all others, which begin with a comment each."""
+    pieces = text.strip().split("\n\n# ")
+    head = 2 if len(pieces) > 1 and all(line.startswith("#") for line in pieces[0].splitlines()) else 1
+    first, others = "\n\n# ".join(pieces[:head]), "\n\n# ".join(pieces[head:])
+    return first, f"# {others}" if others else ""
 
 
 def _environment() -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -12,10 +12,9 @@ from offpol_diag.diagnosis.recorded import observed
 from offpol_diag.metrics import BANDS, REGIMES
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, rounded, say_value, size
-from offpol_diag.report import columns
+from offpol_diag.report.analyze import by_place, missing, presets
 from offpol_diag.report.answer import Answer
-from offpol_diag.report.charts import Chart
-from offpol_diag.report.presets import missing, presets
+from offpol_diag.report.plot import Chart
 from offpol_diag.report.tokens import strips, title
 from offpol_diag.report.tokens import tables as of_tokens
 from offpol_diag.result import DumpFacts, Result, Run
@@ -25,6 +24,10 @@ CONVENTIONS = (
     "Log-ratio Δ = log π_train − log π_rollout, ratio r = e^Δ; every bound is on r. Intervals are 95% and "
     "come from a bootstrap that resamples groups of sequences, never tokens."
 )
+
+
+MOST_NAMES, LONG = 500, 200
+"""Names of columns that are listed, and characters of one: room for all but those of a very wide dump."""
 
 
 @dataclass(frozen=True)
@@ -71,20 +74,6 @@ def parts(summary: Result, answer: Answer) -> Iterator[Part]:
     if worst:
         yield Part("tokens", title(summary), "Worst", strips=strips(summary), tables=worst)
     yield _dump(summary, (*tables.values(), _bands(summary)))
-
-
-def by_place(summary: Result) -> Iterator[Table]:
-    """Yield a table of all numbers for each axis."""
-    for axis, found in summary.axes.items():
-        places = summary.at(axis)
-        names = dict.fromkeys(name for place in places for name in place.numbers)
-        rows: list[tuple[Cell, ...]] = [
-            (place.key, place.tokens, place.sequences, *(place.numbers.get(name, Number()) for name in names))
-            for place in places
-        ]
-        more = (f"{count(found.left_out)} more places are not listed.",) if found.left_out else ()
-        header = (found.title, "tokens", "sequences", *names)
-        yield Table(f"by-{axis}", f"All numbers by {found.title}", header, rows, more, shown="page")
 
 
 def _bands(summary: Result) -> Table:
@@ -140,14 +129,21 @@ def _facts(facts: DumpFacts) -> Iterator[tuple[str, Cell]]:
         yield f"column {role}", f"read from {column}"
     if {"rewards", "group_id"} <= set(facts.columns) and "advantages" not in facts.columns:
         yield "column advantages", "made of the rewards, within each group of a step"
-    yield "columns read by their own names", columns.whole(facts.others) or "none"
-    yield "columns ignored", columns.ignored(facts)
+    yield "columns read by their own names", whole(facts.others) or "none"
+    yield "columns ignored", "not known" if facts.ignored is None else whole(facts.ignored) or "none"
     for key, value in facts.provenance.items():
         yield f"metadata {key}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if not facts.provenance:
         yield "metadata", "the files say nothing of trainer, engine, temperature, top-p"
     for place, name in enumerate(facts.files, 1):
         yield f"file {place}", name
+
+
+def whole(names: Sequence[str]) -> str:
+    """Return a list of names that may take a few pages, but not hundreds."""
+    shown = [name if len(name) <= LONG else f"{name[: LONG - 1]}…" for name in names[:MOST_NAMES]]
+    more = f" and {count(len(names) - MOST_NAMES)} more" if len(names) > MOST_NAMES else ""
+    return f"{', '.join(shown)}{more}"
 
 
 def _run(run: Run) -> Iterator[tuple[str, Cell]]:

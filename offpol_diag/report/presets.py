@@ -1,64 +1,14 @@
-"""Tables of presets: what each does to this batch, the catalogue, and one explained."""
+"""The catalogue of presets, and one explained, as `offpol-diag presets` prints them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from offpol_diag.number import Numbers
 from offpol_diag.numerals import minus
 from offpol_diag.presets import Preset, words
 from offpol_diag.presets.grammar import MARK, ways
-from offpol_diag.result import PresetFacts, Result
 from offpol_diag.table import Table
-
-COLUMNS = {
-    "ess_tokens": "ESS, tokens",
-    "ess_sequences": "ESS, sequences",
-    "chi2_token": "χ² of the weights",
-    "tokens_rejected": "tokens rejected",
-    "sequences_dropped": "sequences dropped",
-    "vetoed": "vetoed",
-    "truncated_high": "truncated",
-    "k3": "K3 of what is kept",
-    "ppl_ratio": "PPL ratio of what is kept",
-}
-"""Number → the header of its column."""
-
-
-def presets(summary: Result) -> Table:
-    """Return what each preset does to this batch, the recommended method and those beside it first."""
-    known = {name: (one.method, summary.preset(name)) for name, one in by_kind(summary).items()}
-    given, first = summary.recommendation, dict[str, tuple[str, Numbers]]()
-    if given is not None and given.method in known and not summary.is_bug:
-        first[f"{given.method} (recommended)"] = known.pop(given.method)
-        first |= {name: known.pop(name) for name in given.alternatives}
-    rows = [
-        (name, rule, *(numbers.get(key) for key in COLUMNS))
-        for name, (rule, numbers) in (first | known).items()
-    ]
-    note = "χ² of the weights is mean(w²) − 1 of the final ones: below 0 where large weights are cut off."
-    return Table("presets", "", ("preset", "rule", *COLUMNS.values()), rows, (note,))
-
-
-def missing(summary: Result) -> Table:
-    """Return the presets that need a column, and how a dump of two policies is read for most of them."""
-    lacking = {name: one for name, one in summary.presets.items() if one.needs}
-    rows = [(name, ", ".join(one.needs), one.summary) for name, one in lacking.items()]
-    current = summary.dump.columns.get("current_log_probs")
-    read = any("old_log_probs" in one.needs for one in lacking.values()) and current is not None
-    hint = f"The trainer's one policy is read as the old one with --columns old={current}."
-    caption, header = "Presets that need a column this dump lacks", ("preset", "needs", "what it is")
-    return Table("needs", caption, header, rows, (hint,) if read else (), shown="page")
-
-
-def by_kind(summary: Result) -> dict[str, PresetFacts]:
-    """Return the computed presets, kinds together and the recommended one first in its own."""
-    chosen = (summary.recommendation and summary.recommendation.method) or ""
-    able = {name: one for name, one in summary.presets.items() if not one.needs}
-    order = list(dict.fromkeys(one.kind for one in able.values()))
-    ranked = sorted(able, key=lambda name: (order.index(able[name].kind), name != chosen))
-    return {name: able[name] for name in ranked}
 
 
 def catalogue(presets: Mapping[str, Preset], default: Collection[str]) -> Iterator[str | Table]:

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from offpol_diag.metrics import Tone
 from offpol_diag.numerals import count, counted, duration, rounded
 from offpol_diag.report.answer import Answer, Fact, Line, listed
-from offpol_diag.report.diagnosis import capital
+from offpol_diag.report.words import capital
 from offpol_diag.result import Result
 from offpol_diag.result.reference import SAMPLE, SAMPLE_TOKENS, Outcome, Reference, Side
 from offpol_diag.table import Table
@@ -72,7 +72,7 @@ def triangle(found: Reference) -> str:
 
 def reproduced(found: Reference) -> Fact:
     """Return what a dump with the reference's column says, for other answers."""
-    return Fact("Reference", f"Given {found.rests_on}, {found.headline}.", shortened="last")
+    return Fact("Reference", f"Given {found.rests_on}, {found.headline}.")
 
 
 def deciding(summary: Result) -> Iterator[Fact]:
@@ -95,7 +95,6 @@ def deciding(summary: Result) -> Iterator[Fact]:
         f"Scoring again with the trainer's checkpoint tells which side is off{needs}: about {duration(took)} "
         "for a 7B model on one H100.",
         lines=(Line(reckoned),),
-        shortened="last",
     )
 
 

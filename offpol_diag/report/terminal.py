@@ -1,7 +1,9 @@
 """An answer in a terminal: at most 36 lines of 80 columns, and with --verbose the tables behind it.
 
-What does not fit is left out from the right, and named; a pipe is `PIPE_WIDTH` wide and omits nothing: there
-columns move below. Intervals always stand with their numbers, and nothing depends on colour.
+A short answer drops corrections, then whole sentences, never a part of one, the longest paragraph's first.
+Columns of a table that do not fit are left out from the right, and named; a pipe is `PIPE_WIDTH` wide and
+omits nothing: there columns move below. Intervals always stand with their numbers, and nothing depends on
+colour.
 """
 
 from __future__ import annotations
@@ -28,17 +30,12 @@ from offpol_diag.report.answer import Answer, Fact, Tile
 from offpol_diag.report.cells import footnotes, shown
 from offpol_diag.table import Table
 
+Row = tuple[str, str]
+"""A line, and its style."""
 PIPE_WIDTH, PROSE_WIDTH = 120, 100
 TICKS, TICKS_WIDTH = "▁▂▃▄▅▆▇█", 9
-LINES, MOST_EVIDENCE = 36, 2
-"""Lines of the short answer, and of the evidence of a candidate in it."""
-SHORTER = (
-    *((4, 4, 5), (4, 2, 5), (3, 2, 5), (2, 2, 5), (2, 0, 5), (1, 0, 5)),
-    *((1, 0, 4), (1, 0, 3), (1, 0, 2), (1, 0, 0)),
-)
-"""Forms of the short answer, tried until it has its lines: lines of a fact, of the warnings, corrections."""
-MOST, CAUTIONS = 4, 3
-"""Lines of what to do and of what would decide, in every form; cautions in the short answer."""
+LINES, MOST, CAUTIONS, CORRECTIONS = 36, 4, 3, (5, 3, 0)
+"""In the short answer: lines in all, and of a paragraph; cautions; corrections, fewer for want of room."""
 SENTENCES = re.compile(r"(?<=[.?!]) (?=[A-ZΔχπ|0-9])")
 PADDING, TEXT_WIDTH, WORD_WIDTH = 2, 14, 48
 """Blanks between columns; least width of text; width up to which words stay whole in a pipe."""
@@ -53,11 +50,7 @@ ASCII = str.maketrans(
 
 
 class PipeConsole(Console):
-    """A console that raises on a broken pipe instead of exiting with 1.
-
-    Attributes:
-        whole: whether nothing may be omitted for lack of width.
-    """
+    """A console that raises on a broken pipe instead of exiting with 1; `whole`: nothing may be omitted."""
 
     whole = False
 
@@ -101,180 +94,130 @@ def terminal(
     """
     console = console or make_console()
     if quiet and not verbose:
-        return f"{disarmed(plain(printable(answer.headline), console.encoding))}\n"
+        return _drawn([(printable(answer.headline), "")], console)
+    width = min(console.width, PIPE_WIDTH if verbose else PROSE_WIDTH)
+    said = paragraphs(answer.facts, verbose)
+    margin = min(max((len(one.label) for one in said), default=0), 20) + 2
+    top, bottom = _top(answer, width, verbose), _bottom(answer, width, verbose)
     room = max(LINES, LINES * 80 // console.width)  # of a narrow terminal the same text
-    room += sum(len(code.splitlines()) + 2 for _, code in answer.code)
-    found: list[str] = []
-    further = "".join(f"{_command(*one, console)}\n" for one in answer.further[: None if verbose else 1])
-    shorten = not verbose and any(one.short for one in answer.tiles)
-    for form in SHORTER if shorten else SHORTER[:1]:
-        with console.capture() as drawn:
-            _Screen(console, verbose, *form).draw(answer)
-        found.append(_settled(drawn.get(), console))
-        if found[-1].count("\n") <= room:
+    room += sum(len(code.splitlines()) + 2 for _, code in answer.code) - len(top) - len(bottom) - 1
+    short = any(one.short for one in answer.tiles) and not verbose
+    for rows in CORRECTIONS if short else (None,):
+        tables = [row for table in _tables(answer, verbose, console, rows) for row in table]
+        if length(said, width - margin) <= room - len(tables):
             break
-    else:
-        found = found[:3]  # where there is no room for it, no sentence is cut for it
-    fits = verbose or found[-1].count("\n") < room
-    return found[-1] + further * fits
-
-
-def _command(label: str, command: str, console: Console) -> str:
-    """Return a command to go on with, on a line."""
-    return disarmed(plain(printable(f"{label:<8}{command}"), console.encoding))
+    if short:
+        shorten(said, room - len(tables), width - margin)
+    fits = length(said, width - margin) < room - len(tables)
+    further = answer.further if verbose else answer.further[:fits]
+    after = [(f"{label:<8}{command}", "") for label, command in further]
+    return _drawn([*top, *_facts(said, margin, width), *tables, *bottom, *after], console)
 
 
 def tables(found: Sequence[str | Table]) -> str:
     """Return paragraphs and tables as text for stdout."""
-    console = make_console()
+    console, rows = make_console(), list[Row]()
+    for one in found:
+        rows += _table(one, console) if isinstance(one, Table) else [("", ""), *_text(one, console.width)]
+    return _drawn(rows, console)
+
+
+def _drawn(rows: Sequence[Row], console: Console) -> str:
+    """Return lines with their styles, as the console's encoding can hold them."""
     with console.capture() as drawn:
-        screen = _Screen(console, True)
-        for one in found:
-            if isinstance(one, Table):
-                screen.table(one)
-            else:
-                screen.blank()
-                screen.text(one)
-    return _settled(drawn.get(), console)
-
-
-def _settled(text: str, console: Console) -> str:
-    lines = text.split("\n")[:-1]
+        for text, style in rows:
+            console.print(Styled(printable(text), style=style), soft_wrap=True)
+    lines = drawn.get().split("\n")[:-1]
     return "".join(f"{disarmed(plain(line.rstrip(), console.encoding))}\n" for line in lines)
 
 
-@dataclass(frozen=True)
-class _Screen:
-    """A console, whether everything is drawn on it, and else the form of the short answer."""
+def _text(text: str, width: int, style: str = "", indent: int = 0) -> list[Row]:
+    return [(line, style) for line in _wrapped(printable(minus(text)), width, indent)]
 
-    console: Console
-    verbose: bool
-    most: int = SHORTER[0][0]
-    warnings: int = SHORTER[0][1]
-    rows: int = SHORTER[0][2]
 
-    @property
-    def width(self) -> int:
-        return min(self.console.width, PIPE_WIDTH if self.verbose else PROSE_WIDTH)
+def _wrapped(text: str, width: int, indent: int = 0, least: int = 20) -> list[str]:
+    """Break a text into lines, all but the first indented."""
+    return textwrap.wrap(text, max(width, least), break_on_hyphens=False, subsequent_indent=" " * indent)
 
-    @property
-    def whole(self) -> bool:
-        return getattr(self.console, "whole", False)
 
-    def draw(self, answer: Answer) -> None:
-        """Draw an answer: verdict, facts, numbers, tables, what can be pasted, and how to go on."""
-        self.text(answer.about)
-        cautions = answer.cautions if self.verbose else answer.cautions[:CAUTIONS]
-        for one in cautions:
-            self.text(f"! {one}", "yellow", 2, 100 if self.verbose else self.most)
-        if more := len(answer.cautions) - len(cautions):
-            self.text(f"! {more} more: -v", "yellow")
-        self.blank()
-        self.text(answer.headline, STYLES[answer.tone])
-        self.text(answer.more, STYLES[answer.tone] if answer.tone != "good" else "")
-        if answer.facts:
-            self.blank()
-            self.facts(answer.facts)
-        if short := [one for one in answer.tiles if one.short]:
-            self.tiles(short, answer)
-        hidden = [one.caption for one in answer.tables if one.shown == "more" and one.caption and one.rows]
-        for table in answer.tables:
-            if table.rows and (table.shown == "always" or (self.verbose and table.shown == "more")):
-                cut = table.id == "corrections" and not self.verbose
-                few = replace(
-                    table, rows=table.rows[: self.rows], notes=table.notes if self.warnings > 2 else ()
-                )
-                if few.rows or not cut:
-                    self.table(few if cut else table)
-        found = [one.title for one in answer.charts] if self.verbose else []
-        self.blank(bool(found))
-        for text in found:
-            self.text(f"• {text}", indent=2)
-        for caption, code in answer.code:
-            self.blank()
-            self.text(f"{caption}:")
-            for line in code.splitlines():
-                self.console.print(Styled(printable(line)), soft_wrap=True)
-        self.blank()
-        for text in answer.remarks:
-            self.text(text)
-        if hidden and not self.verbose and not any(one.short for one in answer.tiles):
-            self.text(f"-v: {'; '.join(hidden)}.", "dim")
-        for label, command in answer.next:
-            self.console.print(Styled(printable(f"{label:<8}{command}")), soft_wrap=True)
+# ---------------------------------------------------------------- the answer
 
-    def blank(self, wanted: bool = True) -> None:
-        """Draw an empty line."""
-        if wanted:
-            self.console.print()
 
-    def text(self, text: str, style: str = "", indent: int = 0, most: int = 1000) -> None:
-        """Draw a paragraph, wrapped to a readable width, at most so many lines; further ones are indented."""
-        for line in _wrapped(printable(minus(text)), self.width, most, indent):
-            self.console.print(Styled(line, style=style))
+def _top(answer: Answer, width: int, verbose: bool) -> list[Row]:
+    """Return what was read, what limits every number, and the verdict."""
+    rows = _text(answer.about, width)
+    some = answer.cautions if verbose else answer.cautions[:CAUTIONS]
+    for one in some:
+        lines = _text(f"! {one}", width, "yellow", 2)
+        rows += lines if verbose or len(lines) <= MOST else [*lines[: MOST - 1], ("  and more: -v", "yellow")]
+    if more := len(answer.cautions) - len(some):
+        rows.append((f"! {more} more: -v", "yellow"))
+    rows += [("", ""), *_text(answer.headline, width, STYLES[answer.tone])]
+    return rows + _text(answer.more, width, STYLES[answer.tone] if answer.tone != "good" else "")
 
-    def facts(self, facts: Sequence[Fact]) -> None:
-        """Draw facts beside their labels; of long ones the first lines."""
-        tabled = self.verbose  # with -v a table has all that is shortened first
-        facts = [one for one in facts if self._sentence(one) and not (tabled and one.shortened == "first")]
-        margin = min(max((len(one.label) for one in facts), default=0), 20) + 2
-        last = ""
-        for one in facts:
-            label = "" if one.label == last else printable(one.label)
-            for line in self._lines(one, self.width - margin):
-                self.console.print(Styled(f"{label:<{margin}}{line}"))
-                label = ""
-            last = one.label
 
-    def _sentence(self, fact: Fact) -> bool:
-        return bool(fact.sentence or (fact.lines and (self.verbose or fact.spelled)))
+@dataclass
+class Paragraph:
+    """A paragraph beside its label, as sentences; an optional one may go whole where there is no room."""
 
-    def _lines(self, fact: Fact, width: int) -> Iterator[str]:
-        most = {"last": MOST, "first": self.warnings}.get(fact.shortened, self.most)
-        if fact.sentence and not self.verbose:
-            yield from _sentences(printable(minus(fact.sentence)), width, most, MOST) if most else ()
-            return
-        yield from _wrapped(printable(minus(fact.sentence)), width)
+    label: str
+    sentences: list[str]
+    indent: int = 0
+    optional: bool = False
+
+    def lines(self, width: int) -> list[str]:
+        """Return it broken into lines."""
+        hanging = 2 if self.indent else 3 * self.sentences[0][:1].isdigit() if self.sentences else 0
+        wrapped = _wrapped(" ".join(self.sentences), width - self.indent, hanging)
+        return [f"{' ' * self.indent}{line}" for line in wrapped]
+
+
+def paragraphs(facts: Sequence[Fact], verbose: bool) -> list[Paragraph]:
+    """Return what is said of facts: their sentences, and with --verbose what these rest on."""
+    found = list[Paragraph]()
+    for fact in facts:
+        if verbose and fact.optional:  # a table has it
+            continue
         if fact.sentence:
-            yield from (row for text in evidence(fact) for row in _wrapped(printable(text), width, indent=3))
+            sentences = SENTENCES.split(minus(printable(fact.sentence)))
+            found.append(Paragraph(fact.label, sentences, optional=fact.optional))
+            rest = evidence(fact) if verbose else ()
+            found += [Paragraph(fact.label, [printable(text)], 3) for text in rest]
+            continue
+        for line in fact.lines if verbose or fact.spelled else ():
+            found.append(Paragraph(fact.label, [minus(printable(line.text))]))
+            for side in re.split(r" (?=Against: )", line.detail) if line.detail else ():
+                found.append(Paragraph(fact.label, SENTENCES.split(minus(printable(side))), 3, optional=True))
+    return found
+
+
+def length(said: Sequence[Paragraph], width: int) -> int:
+    """Return how many lines paragraphs have, each at most `MOST`."""
+    return sum(min(len(one.lines(width)), MOST) for one in said)
+
+
+def shorten(said: Sequence[Paragraph], room: int, width: int) -> None:
+    """Drop sentences until the paragraphs have so many lines, each at most `MOST`; a first one stays."""
+    for one in said:
+        while len(one.sentences) > 1 and len(one.lines(width)) > MOST:
+            one.sentences.pop()
+    while sum(len(one.lines(width)) for one in said) > room:
+        optional = [one for one in said if one.optional and one.sentences]
+        longer = optional[-1:] or [one for one in said if len(one.sentences) > 1]
+        if not longer:
             return
-        for line in fact.lines:
-            yield from _wrapped(printable(minus(line.text)), width, indent=3)
-            least = 100 if self.verbose else min(MOST_EVIDENCE, self.most, self.rows)
-            for side in re.split(r" (?=Against: )", line.detail) if line.detail and least else ():
-                rows = _sentences(printable(minus(side)), width - 3, least, least, 2)
-                yield from (f"   {row}" for row in rows)
+        max(longer, key=lambda one: len(one.lines(width))).sentences.pop()
 
-    def tiles(self, tiles: Sequence[Tile], answer: Answer) -> None:
-        """Draw headline numbers with their bands and curves."""
-        notes = (f"* {answer.heavy}",) if answer.heavy else ()
-        header = ("", "value", "band", answer.over)
-        for ends in (True, False):  # of the curves, where there is room
-            rows = [(one.label, tile_text(one), one.band, _course(one, ends)) for one in tiles]
-            table = Table("tiles", "", header, rows, notes)
-            if self.whole or _fits(_columns(table, False)[0], self.console.width):
-                break
-        self.table(table)
 
-    def table(self, table: Table) -> None:
-        """Draw a table, a grid below the other where its columns do not fit, or else without them."""
-        columns, notes = _columns(table, self.whole)
-        pages = _pages(columns, self.console.width)
-        some = len(columns) if self.whole or table.shown == "always" else len(pages[0])
-        left = [one.header for one in columns[some:]]
-        if left:  # no note is said of them
-            table = replace(table, header=table.header[:some], rows=[row[:some] for row in table.rows])
-            columns, notes = _columns(table, self.whole)
-            pages = [columns]
-        self.blank()
-        self.text(table.caption)
-        for page in pages:
-            for line in _grid(page, self.console.width):
-                self.console.print(Styled(line), soft_wrap=True)
-        numbered = [f"({place}) {note}" for note, place in notes.items()]
-        more = [f"Left out for want of width: {', '.join(left)} (--json has all)."] if left else []
-        for note in (" ".join(numbered), *table.notes, *more):
-            self.text(note, "dim", 2 if note.startswith("*") else 0)
+def _facts(said: Sequence[Paragraph], margin: int, width: int) -> Iterator[Row]:
+    """Yield paragraphs beside their labels, each label once."""
+    last = ""
+    for one in (one for one in said if one.sentences):
+        if not last:
+            yield "", ""
+        for line in one.lines(width - margin):
+            yield f"{'' if one.label == last else one.label:<{margin}}{line}", ""
+            last = one.label
 
 
 def evidence(fact: Fact) -> Iterator[str]:
@@ -287,6 +230,39 @@ def evidence(fact: Fact) -> Iterator[str]:
         between = ": " if line.detail[:1].islower() or line.detail[:1].isdigit() else ". "
         if text:
             yield minus(f"{mark}{text.rstrip('.')}{between}{line.detail}" if line.detail else f"{mark}{text}")
+
+
+def _tables(answer: Answer, verbose: bool, console: Console, corrections: int | None) -> Iterator[list[Row]]:
+    """Yield the headline numbers, and the tables that stand here; of the corrections so many rows."""
+    if short := [one for one in answer.tiles if one.short]:
+        notes: tuple[str, ...] = (f"* {answer.heavy}",) if answer.heavy else ()
+        for ends in (True, False):  # of the curves, where there is room
+            cells = [(one.label, tile_text(one), one.band, _course(one, ends)) for one in short]
+            table = Table("tiles", "", ("", "value", "band", answer.over), cells, notes)
+            if getattr(console, "whole", False) or _fits(_columns(table, False)[0], console.width):
+                break
+        yield _table(table, console)
+    for table in answer.tables:
+        if table.shown == "always" or (verbose and table.shown == "more"):
+            if table.id == "corrections" and corrections is not None:
+                notes = table.notes if corrections == CORRECTIONS[0] else ()
+                table = replace(table, rows=table.rows[:corrections], notes=notes)
+            if table.rows:
+                yield _table(table, console)
+
+
+def _bottom(answer: Answer, width: int, verbose: bool) -> list[Row]:
+    """Return findings of charts, what can be pasted, how it was made, and how to go on."""
+    found = [one.title for one in answer.charts if one.name != "where"] if verbose else []
+    rows: list[Row] = [("", "")] if found else []
+    rows += [row for text in found for row in _text(f"• {text}", width, indent=2)]
+    for caption, code in answer.code:
+        rows += [("", ""), *_text(f"{caption}:", width), *((line, "") for line in code.splitlines())]
+    rows += [("", ""), *(row for text in answer.remarks for row in _text(text, width))]
+    hidden = [one.caption for one in answer.tables if one.shown == "more" and one.caption and one.rows]
+    if hidden and not verbose and not any(one.short for one in answer.tiles):
+        rows += _text(f"-v: {'; '.join(hidden)}.", width, "dim")
+    return rows + [(f"{label:<8}{command}", "") for label, command in answer.next]
 
 
 def _course(one: Tile, ends: bool) -> str:
@@ -308,23 +284,27 @@ def _wide(values: Sequence[float | None]) -> bool:
     return len(known) > 1 and max(known) > 30 * min(known) > 0
 
 
-def _sentences(text: str, width: int, most: int, first: int, indent: int = 0) -> list[str]:
-    """Break as many sentences of a text as have room in so many lines; of the first one `first` lines."""
-    said = SENTENCES.split(text)
-    for many in range(len(said), 1, -1):
-        rows = _wrapped(" ".join(said[:many]), width, indent=indent)
-        if len(rows) <= most:
-            return rows
-    return _wrapped(said[0], width, first, indent)
+def sparkline(values: Sequence[float | None], log: bool = False, width: int = 32) -> str:
+    """Return a sparkline of at most `width` ticks, with gaps for missing values; empty for fewer than two."""
+    step = max(1, math.ceil(len(values) / width))
+    heights = [
+        None
+        if value is None or not math.isfinite(value) or (log and value <= 0)
+        else math.log10(value)
+        if log
+        else value
+        for value in values[::step]
+    ]
+    known = [height for height in heights if height is not None]
+    if len(known) < 2:
+        return ""
+    low, high, top = min(known), max(known), len(TICKS) - 1
+    span = high / 2 - low / 2  # which does not overflow
+    places = (None if h is None else (h / 2 - low / 2) / span if span > 0 else 0.0 for h in heights)
+    return "".join(" " if at is None else TICKS[round(top * at)] for at in places)
 
 
-def _wrapped(text: str, width: int, most: int = 1000, indent: int = 0, least: int = 20) -> list[str]:
-    """Break a text into lines, at most so many."""
-    hanging = {"subsequent_indent": " " * indent, "max_lines": most, "placeholder": " …"}
-    return textwrap.wrap(text, max(width, least), break_on_hyphens=False, **hanging)  # type: ignore[arg-type]
-
-
-# ---------------------------------------------------------------- columns
+# ---------------------------------------------------------------- tables
 
 
 @dataclass(frozen=True)
@@ -335,6 +315,26 @@ class _Column:
     cells: tuple[str, ...]
     natural: int
     least: int
+
+
+def _table(table: Table, console: Console) -> list[Row]:
+    """Return a table's lines, a grid below the other where its columns do not fit, or else without them."""
+    whole = getattr(console, "whole", False)
+    columns, notes = _columns(table, whole)
+    pages = _pages(columns, console.width)
+    some = len(columns) if whole or table.shown == "always" else len(pages[0])
+    left = [one.header for one in columns[some:]]
+    if left:  # no note is said of them
+        table = replace(table, header=table.header[:some], rows=[row[:some] for row in table.rows])
+        columns, notes = _columns(table, whole)
+        pages = [columns]
+    rows: list[Row] = [("", ""), *_text(table.caption, console.width)]
+    rows += [(line, "") for page in pages for line in _grid(page, console.width)]
+    numbered = " ".join(f"({place}) {note}" for note, place in notes.items())
+    more = [f"Left out for want of width: {', '.join(left)} (--json has all)."] if left else []
+    for note in (numbered, *table.notes, *more):
+        rows += _text(note, min(console.width, PIPE_WIDTH), "dim", 2 if note.startswith("*") else 0)
+    return rows
 
 
 def _columns(table: Table, whole: bool) -> tuple[list[_Column], dict[str, int]]:
@@ -387,23 +387,3 @@ def _grid(columns: Sequence[_Column], width: int) -> Iterator[str]:
             )
         if place == 0:
             yield "─" * (sum(widths) + PADDING * (len(columns) - 1))
-
-
-def sparkline(values: Sequence[float | None], log: bool = False, width: int = 32) -> str:
-    """Return a sparkline of at most `width` ticks, with gaps for missing values; empty for fewer than two."""
-    step = max(1, math.ceil(len(values) / width))
-    heights = [
-        None
-        if value is None or not math.isfinite(value) or (log and value <= 0)
-        else math.log10(value)
-        if log
-        else value
-        for value in values[::step]
-    ]
-    known = [height for height in heights if height is not None]
-    if len(known) < 2:
-        return ""
-    low, high, top = min(known), max(known), len(TICKS) - 1
-    span = high / 2 - low / 2  # which does not overflow
-    places = (None if h is None else (h / 2 - low / 2) / span if span > 0 else 0.0 for h in heights)
-    return "".join(" " if at is None else TICKS[round(top * at)] for at in places)
