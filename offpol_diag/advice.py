@@ -20,8 +20,7 @@ from offpol_diag.metrics import METRICS, crossed
 from offpol_diag.presets import Policy, catalogue
 from offpol_diag.presets.catalogue import FAMILIES
 from offpol_diag.presets.words import method
-from offpol_diag.result import Decision, Fired, Recommendation, Result
-from offpol_diag.result.steps import Point, curve
+from offpol_diag.result import Decision, Fired, Point, Recommendation, Result, curve
 
 METHOD: Final = "METHOD at THRESHOLD"
 DEFAULT, THRESHOLD = "token TIS at 2.0", "2.0"

@@ -31,6 +31,7 @@ from offpol_diag.errors import OffpolError, UsageError, did_you_mean
 from offpol_diag.number import Number
 from offpol_diag.printable import clean, is_url
 from offpol_diag.result import (
+    SAMPLE,
     Against,
     Comparison,
     Diagnosis,
@@ -40,7 +41,6 @@ from offpol_diag.result import (
     Sweep,
     load,
 )
-from offpol_diag.result.reference import SAMPLE
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -748,12 +748,12 @@ def gate(
 
 def piped() -> Any:
     """Return the result that is piped into standard input."""
-    from offpol_diag.result import text_of_stream
+    from offpol_diag.result import text_of
 
     if sys.stdin is None or sys.stdin.closed:
         hint = "pipe a result in: offpol-diag analyze dump.parquet --json - | offpol-diag report -"
         raise UsageError("-: nothing is piped into standard input", hint)
-    return read_result(text_of_stream(sys.stdin.buffer, "stdin"), "stdin")
+    return read_result(text_of(sys.stdin.buffer, "stdin"), "stdin")
 
 
 def _add_to_job_summary(found: Any) -> None:

@@ -38,7 +38,7 @@ from offpol_diag.metrics import FIRST_GAP, Better, better
 from offpol_diag.number import Number, Numbers
 from offpol_diag.numerals import FRACTIONS, count, counted, doubted, minus, written
 from offpol_diag.presets import Preset
-from offpol_diag.result import Against, Comparison, Contrast, Pairing, Result, idle
+from offpol_diag.result import Against, Comparison, Contrast, Result, idle
 
 # ---------------------------------------------------------------- presets
 
@@ -295,23 +295,21 @@ def _equal(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=ROUNDING, abs_tol=0.0)
 
 
-def pairing(a: Examined, b: Examined, letter: str) -> Pairing:
-    """Count the groups in both runs and in only one; the bootstrap resamples shared groups together."""
+def pairing(a: Examined, b: Examined, letter: str) -> str:
+    """Say how many groups both runs have; the bootstrap resamples these together."""
     one, other = a.state, b.state
-    shared, exact = shared_groups(one, other), one.counted and other.counted
+    shared = shared_groups(one, other)
     only_a, only_b = max(one.many - shared, 0), max(other.many - shared, 0)
     grouped = all("group_id" in run.facts.columns for run in (a, b))
     what = "prompts (group_id)" if grouped else "responses"
-    sentence = f"Independent: no {what} are in both, and each run is resampled by itself."
-    if shared:
-        word = "Paired" if shared >= ENOUGH * (shared + min(only_a, only_b)) else "Paired in part"
-        about = "" if exact else "about "
-        sentence = (
-            f"{word}: {about}{count(shared)} {what} are in both runs and are resampled together; "
-            f"{about}{count(only_a)} are only in A and {about}{count(only_b)} only in {letter}."
-        )
-    by = "group_id" if grouped else "contents"
-    return Pairing(by=by, shared=shared, only_a=only_a, only_b=only_b, exact=exact, sentence=sentence)
+    if not shared:
+        return f"Independent: no {what} are in both, and each run is resampled by itself."
+    word = "Paired" if shared >= ENOUGH * (shared + min(only_a, only_b)) else "Paired in part"
+    about = "" if one.counted and other.counted else "about "
+    return (
+        f"{word}: {about}{count(shared)} {what} are in both runs and are resampled together; "
+        f"{about}{count(only_a)} are only in A and {about}{count(only_b)} only in {letter}."
+    )
 
 
 def shared_groups(one: State, other: State) -> int:

@@ -31,7 +31,7 @@ from offpol_diag.numerals import doubted, say, say_limit, say_value
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.presets.catalogue import Catalogue
 from offpol_diag.result import DiagnosisVerdict, GateVerdict, Result, place_of
-from offpol_diag.result.steps import at_steps as steps_of
+from offpol_diag.result import at_steps as steps_of
 
 Outcome = Literal["passed", "failed", "could not say"]
 ORDER: tuple[DiagnosisVerdict, ...] = ("healthy", "honest_mismatch", "cannot_tell", "bug")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -13,18 +12,15 @@ from pydantic_core import CoreSchema, core_schema
 LARGEST = sys.float_info.max
 OVERFLOWS = "overflows float64; see its log10"
 """Why there is no value, where there is its logarithm."""
-PARTS = ("value", "low", "high", "note", "log10", "clamped")
+PARTS = ("value", "low", "high", "unit", "note", "log10", "clamped")
 """Entries of the list that a number is in JSON; those at its end that are null are left out."""
-
-
-_REAL, _TEXT = {"type": ["number", "null"]}, {"type": ["string", "null"]}
 SCHEMA: dict[str, Any] = {
     "type": "array",
     "title": "Number",
-    "description": "[value, low, high, note, log10, clamped]; nulls at the end are left out. `low` and "
-    "`high` are the 95% interval, `note` a caution, or why there is no value, `log10` that of a value that "
-    "overflows, `clamped` the share of terms on which a safety bound acted.",
-    "prefixItems": [_TEXT if part == "note" else _REAL for part in PARTS],
+    "description": f"[{', '.join(PARTS)}]; nulls at the end are left out. `low` and `high` are the 95% "
+    "interval, `unit` is null for a pure number, `note` a caution, or why there is no value, `log10` that of "
+    "a value that overflows, `clamped` the share of terms on which a safety bound acted.",
+    "prefixItems": [{"type": ["string" if part in ("unit", "note") else "number", "null"]} for part in PARTS],
     "items": False,
 }
 """JSON schema of a number."""
@@ -43,7 +39,8 @@ class Number:
 
     Attributes:
         interval: 95%, bootstrap over groups of sequences; an end that overflows is the largest float64.
-        over: what it is averaged over.
+        unit: nats, fraction, tokens; empty: a pure number.
+        over, formula: what it is averaged over, and how; in memory alone (docs/metrics.md lists them).
         unknown: why there is no value, e.g. "missing column rewards".
         note: a caution on this number, e.g. an unreliable heavy tail.
         log10: log10 of the value, where the value itself overflows.
@@ -53,8 +50,8 @@ class Number:
     value: float | None = None
     interval: tuple[float, float] | None = None
     unit: str = ""
-    over: str = ""
-    formula: str = ""
+    over: str = field(default="", compare=False)
+    formula: str = field(default="", compare=False)
     unknown: str | None = None
     note: str | None = None
     log10: float | None = None
@@ -68,41 +65,39 @@ class Number:
     def parts(self) -> list[float | str | None]:
         """Return the list that it is in JSON: `PARTS`."""
         low, high = self.interval or (None, None)
-        said = "; ".join(filter(None, (self.unknown, self.note))) or None
-        found = [self.value, low, high, said, self.log10, self.clamped]
+        note = "; ".join(filter(None, (self.unknown, self.note))) or None
+        found = [self.value, low, high, self.unit or None, note, self.log10, self.clamped]
         while found and found[-1] is None:
             found.pop()
         return found
 
     @classmethod
     def of(cls, parts: object) -> Number:
-        """Return the number that a list of `PARTS` is; what it is, is not known from it.
+        """Return the number that a list of `PARTS` is.
 
         Raises:
             ValueError: it is no such list.
         """
         if isinstance(parts, Number):
             return parts
-        if type(parts) is list and list(map(type, parts)) == [float] * 3 and math.isfinite(sum(parts)):
-            return cls(parts[0], (parts[1], parts[2]))  # as most are: a shortcut
         if not isinstance(parts, list) or len(parts) > len(PARTS):
             raise ValueError(f"a number is a list of {', '.join(PARTS)}")
         whole: list[Any] = [*parts, *[None] * (len(PARTS) - len(parts))]
-        value, low, high, note, log10, clamped = whole
-        if note is not None and not isinstance(note, str):
-            raise ValueError("the note of a number is a text")
-        value, low, high, log10, clamped = [
-            None if x is None else real(x) for x in (value, low, high, log10, clamped)
-        ]
+        value, low, high, unit, note, log10, clamped = whole
+        if not all(isinstance(text, str | None) for text in (unit, note)):
+            raise ValueError("unit and note of a number are texts")
+        for x in (value, low, high, log10, clamped):
+            if x is not None and not (type(x) in (int, float) and abs(x) <= LARGEST):
+                raise ValueError(f"{x!r} is no finite number")
         if (low is None) != (high is None):
             raise ValueError("an interval has two ends")
-        ends = None if low is None or high is None else (low, high)
         unknown = None
-        if note is not None and value is None and note.startswith(OVERFLOWS):
-            unknown, note = OVERFLOWS, note.removeprefix(OVERFLOWS).removeprefix("; ") or None
-        elif value is None and log10 is None:
+        if value is None and log10 is None:
             unknown, note = note, None
-        return cls(value, ends, unknown=unknown, note=note, log10=log10, clamped=clamped)
+        elif value is None and note and note.startswith(OVERFLOWS):
+            unknown, note = OVERFLOWS, note.removeprefix(OVERFLOWS).removeprefix("; ") or None
+        interval = None if low is None else (low, high)
+        return cls(value, interval, unit or "", unknown=unknown, note=note, log10=log10, clamped=clamped)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
@@ -117,20 +112,3 @@ class Number:
 
 
 Numbers = dict[str, Number]
-
-
-def real(x: object) -> float:
-    """Return a value as a float.
-
-    Raises:
-        ValueError: it is no finite number.
-    """
-    if isinstance(x, bool) or not isinstance(x, int | float):
-        raise ValueError(f"{x!r} is no number")
-    try:
-        found = float(x)
-    except OverflowError:
-        raise ValueError("a number overflows float64") from None
-    if not math.isfinite(found):
-        raise ValueError(f"{found} is no finite number")
-    return found

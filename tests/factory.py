@@ -200,7 +200,6 @@ class Location:
     """An axis with its places."""
 
     title: str
-    numeric: bool
     places: list[Place]
     left_out: int = 0
 
@@ -249,7 +248,7 @@ def place(key: str, order: float, k3: float) -> Place:
         "ess_tokens": number(1 - 2.3 * k3, k3 / 5, "fraction"),
         "f_2": number(k3 * 0.4, k3 * 0.05, "fraction"),
     }
-    return Place(key, order, 120_000, 256, numbers)
+    return Place(key, 120_000, 256, numbers)
 
 
 def by() -> dict[str, Location]:
@@ -260,10 +259,10 @@ def by() -> dict[str, Location]:
     probabilities = [place(key, i, 0.05 / 8**i) for i, key in enumerate(chances)]
     engines = [place(key, i, 2e-3 * (1 + i)) for i, key in enumerate(("vllm-0", "vllm-1", "sglang-0"))]
     rows = [
-        ("step", "step", True, steps, 0),
-        ("position", "position in the response", True, positions, 0),
-        ("probability", "rollout probability", False, probabilities, 0),
-        ("engine", "engine", False, engines, 2),
+        ("step", "step", steps, 0),
+        ("position", "position in the response", positions, 0),
+        ("probability", "rollout probability", probabilities, 0),
+        ("engine", "engine", engines, 2),
     ]
     return {axis: Location(*row) for axis, *row in rows}
 
@@ -399,19 +398,16 @@ def make_summary(**changes: Any) -> Result:
     found = Result(numbers=numbers, presets={name: row.facts for name, row in rows.items()}, **given)
     for axis, one in axes.items():
         put(found, axis, one)
-    found.describe()
     return found
 
 
 def put(summary: Result, axis: str, found: Location) -> None:
     """Give a result an axis with its places."""
-    columns = ("key", "order", "tokens", "sequences")
-    keys, order, tokens, sequences = ([getattr(one, name) for one in found.places] for name in columns)
+    columns = ("key", "tokens", "sequences")
+    keys, tokens, sequences = ([getattr(one, name) for one in found.places] for name in columns)
     summary.axes[axis] = Axis(
         title=found.title,
-        numeric=found.numeric,
         places=keys,
-        order=order,
         tokens=tokens,
         sequences=sequences,
         left_out=found.left_out,

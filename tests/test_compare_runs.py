@@ -194,17 +194,16 @@ def test_shared_prompts_are_counted_and_without_prompt_ids_equal_responses_are_p
     worse, a, folder, tmp_path
 ):
     apart = against(a, read(str(folder / "others.parquet"), presets=())).pairing
-    for found, shared, alone, said in (
-        (worse.pairing, 22, 2, "Paired: 22 prompts (group_id) are in both runs"),
-        (apart, 0, 24, "Independent: no prompts (group_id) are in both"),
+    for found, said in (
+        (worse.pairing, "Paired: 22 prompts (group_id) are in both runs"),
+        (worse.pairing, "2 are only in A and 2 only in B"),
+        (apart, "Independent: no prompts (group_id) are in both"),
     ):
-        assert (found.shared, found.only_a, found.only_b) == (shared, alone, alone)
-        assert found.sentence.startswith(said)
+        assert said in found
     paths = [make(tmp_path / f"{seed}.parquet", 0.05, seed, without="group_id") for seed in (1, 2)]
     one, other = (read(path, presets=()) for path in paths)
-    found = against(one, one).pairing
-    assert (found.by, found.shared, found.only_a) == ("contents", 72, 0)
-    assert "no responses are in both" in against(one, other).pairing.sentence
+    assert against(one, one).pairing.startswith("Paired: 72 responses are in both runs")
+    assert "no responses are in both" in against(one, other).pairing
 
 
 def test_of_more_groups_than_are_kept_the_shared_ones_are_estimated():

@@ -29,7 +29,7 @@ from offpol_diag.report.plot import (
     look,
     upright,
 )
-from offpol_diag.result.steps import curve as by_step
+from offpol_diag.result import curve as by_step
 
 SAMPLES = Path(__file__).parents[1] / "sample_data"
 FEW = {"presets": "token_is,seq_mis,geo_rs", "device": "cpu"}

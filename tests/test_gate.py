@@ -186,8 +186,8 @@ def test_a_name_that_is_no_number_is_answered_and_never_passes(name, said):
 def along(*values, sequences=64, **more):
     """Return a result with a k3 at each of some steps, with an interval of ±0.001."""
     numbers = [Number(unknown="undefined") if x is None else number(x, 0.001, "nats") for x in values]
-    places = [Place(str(at), at, 100, sequences, {"k3": one}) for at, one in enumerate(numbers)]
-    return make_summary(by={"step": Location(title="step", numeric=True, places=places, **more)})
+    places = [Place(str(at), 100, sequences, {"k3": one}) for at, one in enumerate(numbers)]
+    return make_summary(by={"step": Location(title="step", places=places, **more)})
 
 
 WORSE = along(0.01, 0.05, 0.09, 0.07)
@@ -220,8 +220,8 @@ def test_steps_that_are_unreliable_over_the_dump_that_have_no_number_and_that_ov
     doubted.whole["k3"] = Number(value=0.01, note=HEAVY)
     assert (judge(doubted, "step:k3").passed, "k̂ = 0.75" in judge(doubted, "step:k3").reason) == (None, True)
 
-    row = Place(key="∅", order=9.0, tokens=1, sequences=64, numbers={"k3": number(9.0, 0.001)})
-    put(nameless, "step", Location("step", False, [*nameless.at("step"), row]))
+    row = Place(key="∅", tokens=1, sequences=64, numbers={"k3": number(9.0, 0.001)})
+    put(nameless, "step", Location("step", [*nameless.at("step"), row]))
     assert judge(nameless, "step:k3", MAX, 0.02).passed is True
 
     huge.at("step")[1].numbers["k3"] = Number(log10=400.0)  # the largest
@@ -594,7 +594,7 @@ def test_options_and_a_file_end_in_an_exit_code(folder, text, line, code):
         ("", "--max k3=1 --junit no/where.xml", "does not exist"),
         ("", "--max k3=1 --junit - --md -", "stdout"),
         ("[min]\n'token_iss.ess_tokens' = 0", FILE, 'unknown preset "token_iss"'),
-        ("", "--baseline ci/gates.toml", "ci/gates.toml: the file is empty"),
+        ("", "--baseline ci/gates.toml", "ci/gates.toml: this is not a result"),
     ],
 )
 def test_what_cannot_be_meant_is_one_error_with_a_hint_and_writes_nothing(folder, text, line, said):

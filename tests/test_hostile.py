@@ -181,10 +181,10 @@ def hostile() -> Any:
     evil = EVIL.replace("\udcff", "")
     summary = make_summary()
     places = [
-        Place(key=key, order=i, tokens=9, sequences=9, numbers={"k3": Number(value=0.1 * (i + 1))})
+        Place(key=key, tokens=9, sequences=9, numbers={"k3": Number(value=0.1 * (i + 1))})
         for i, key in enumerate((evil, "::error::key", "b"))
     ]
-    put(summary, evil, Location(title=evil, numeric=False, places=places))
+    put(summary, evil, Location(title=evil, places=places))
     summary.dump.files[:] = [evil]
     summary.dump.columns["step"] = evil
     summary.dump.others, summary.dump.ignored = [evil, "::error::other"], [evil, "::error::ignored"]
@@ -251,7 +251,7 @@ KEYS = {
     "a gate file": ("g.toml", '["{}"]\nx = 1', ("gate", "now.json", "--gates", "g.toml")),
     "a bound's key": ("g.toml", '"{0}"=1\n[max]\n"{0}="=1', ("gate", "now.json", "--gates", "g.toml")),
     "a result": ("r.json", '{{"{}": 1}}', ("report", "r.json")),
-    "a key of a result": ("r.json", '{{"format": 2, "{}": 1}}', ("report", "r.json")),
+    "a key of a result": ("r.json", '{{"format": 3, "{}": 1}}', ("report", "r.json")),
 }
 
 
@@ -374,13 +374,13 @@ def test_files_that_are_too_large_are_not_read(
 ) -> None:
     monkeypatch.setattr("offpol_diag.presets.catalogue.MOST_TOML", 4096)
     monkeypatch.setattr("offpol_diag.files.MOST_TOML", 4096)
-    monkeypatch.setattr("offpol_diag.result.whole.MOST_RESULT", 4096)
+    monkeypatch.setattr("offpol_diag.result.MOST_RESULT", 4096)
     Path("large").write_bytes(b"x" * 5000)
     assert "MiB" in refused(run(*(arg.format("large") for arg in args)))
 
 
 def test_a_result_on_stdin_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offpol_diag.result.whole.MOST_RESULT", 4096)
+    monkeypatch.setattr("offpol_diag.result.MOST_RESULT", 4096)
     ran = CliRunner().invoke(app, ["report", "-"], input=b"x" * 5000)
     assert "larger" in refused(ran)
 
@@ -405,7 +405,7 @@ def test_deep_nesting_is_no_toml(
     assert "nest" in refused(run(*args))
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": 2, "dump": ' * 900 + "1" + "}" * 900])
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": 3, "dump": ' * 900 + "1" + "}" * 900])
 @pytest.mark.parametrize("args", [("report", "d.json"), ("gate", "d.json", "--max", "k3=1")])
 def test_deep_nesting_is_no_result(text: str, args: tuple[str, ...]) -> None:
     Path("d.json").write_text(text)
@@ -489,10 +489,10 @@ ODD_KEYS = ("nan", "inf", "-inf", "1e999", "1_000", "٣", "")
 def test_a_page_is_drawn_of_places_with_odd_names() -> None:
     summary = make_summary()
     places = [
-        Place(key=key, order=i, tokens=9, sequences=9, numbers={"k3": Number(value=(i + 1) * 1e307)})
+        Place(key=key, tokens=9, sequences=9, numbers={"k3": Number(value=(i + 1) * 1e307)})
         for i, key in enumerate(ODD_KEYS)
     ]
-    put(summary, "host", Location(title="host", numeric=True, places=places))
+    put(summary, "host", Location(title="host", places=places))
     Path("odd.json").write_text(summary.to_json())
     ran = run("gate", "odd.json", "--max", "k3=1", "--html", "odd.html", "--md", "odd.md")
     assert ran.exit_code == 0, ran.output

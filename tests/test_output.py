@@ -272,6 +272,6 @@ def test_a_command_works_with_few_files_without_a_home_and_with_bad_streams(line
 def test_runs_at_once_that_write_one_file_leave_that_of_one_of_them(there):
     with ThreadPoolExecutor() as pool:
         assert [one.returncode for one in pool.map(ran, [LINES["analyze"]] * 3)] == [0, 0, 0]
-    assert json.loads(Path("out.json").read_text())["format"] == 2
+    assert json.loads(Path("out.json").read_text())["format"] == 3
     assert len(pq.read_table("out.parquet")) == 18
     assert not [name for name in names() if name.endswith(".tmp")]

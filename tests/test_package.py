@@ -224,7 +224,7 @@ from offpol_diag import *
 import offpol_diag.sweep
 assert callable(sweep) and callable(offpol_diag.sweep), sweep
 assert DumpWriter.__module__ == "offpol_diag.dump.writer"
-assert Result.__module__ == "offpol_diag.result.whole"
+assert Result.__module__ == "offpol_diag.result"
 assert __version__
 try:
     offpol_diag.nothing

@@ -31,8 +31,8 @@ def folder(tmp_path, monkeypatch):
     texts = {
         "r.json": text,
         "line.json": json.dumps(json.loads(text), separators=(",", ":")),
-        "newer.json": text.replace('"format": 2', '"format": 3', 1),
-        "older.json": text.replace('"format": 2', '"format": 1', 1),
+        "newer.json": text.replace('"format": 3', '"format": 4', 1),
+        "older.json": text.replace('"format": 3', '"format": 2', 1),
         "cut.json": text[:500],
         "check.json": '{\n "format": "offpol-diag check 2",\n "logged": []\n}\n',
         **dict.fromkeys(("empty.json", "empty.jsonl", "empty.parquet"), ""),
@@ -72,12 +72,12 @@ SAID = [
         (f"{command} r.json", f"r.json: {NO_DUMP}", DRAWN.format("r.json"))
         for command in ("doctor", "analyze --no-html", "convert --to x.parquet")
     ),
-    ("gate newer.json --max k3=1", "newer.json: result format 3, this version reads format 2", NEWER),
-    ("report newer.json", "newer.json: result format 3, this version reads format 2", NEWER),
-    ("gate older.json --max k3=1", "older.json: result format 1, this version", "analyze the dump again"),
+    ("gate newer.json --max k3=1", "newer.json: result format 4, this version reads format 3", NEWER),
+    ("report newer.json", "newer.json: result format 4, this version reads format 3", NEWER),
+    ("gate older.json --max k3=1", "older.json: result format 2, this version", "analyze the dump again"),
     *((f"gate {one} --max k3=1", f"{one}: ", GIVE) for one in ("empty.json", "list.json", "bytes.json")),
-    ("report empty.json", "empty.json: the file is empty", GIVE),
-    ("report cut.json", "cut.json: this result is cut off: its JSON has no end", GIVE),
+    ("report empty.json", "empty.json: this is not a result of offpol-diag (Invalid JSON: EOF", GIVE),
+    ("report cut.json", "cut.json: this is not a result of offpol-diag (Invalid JSON: EOF", GIVE),
     ("report other.json", "other.json: this is not a result of offpol-diag", GIVE),
     ("report nowhere.json", "nowhere.json: cannot be read as a result (No such file", GIVE),
     ("doctor empty.jsonl", "empty.jsonl: no sequence that counts is in it", "check that its writer"),

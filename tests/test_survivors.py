@@ -30,8 +30,8 @@ def along(axis: str, *k3: float) -> dict[str, Location]:
     ratio = Number(value=1.0, interval=(0.99, 1.01))
     each = [{"k3": Number(value=x, interval=(0.99 * x, 1.01 * x)), "mean_ratio": ratio} for x in k3]
     many = {"tokens": 9000, "sequences": 90}
-    places = [Place(key=str(i), order=i, numbers=one, **many) for i, one in enumerate(each)]
-    return {axis: Location(title=axis, numeric=True, places=places)}
+    places = [Place(key=str(i), numbers=one, **many) for i, one in enumerate(each)]
+    return {axis: Location(title=axis, places=places)}
 
 
 def table(name: str, summary: Result) -> Table:

@@ -25,9 +25,8 @@ from offpol_diag.report.terminal import LINES, PIPE_WIDTH, make_console, plain, 
 from offpol_diag.report.terminal import tables as draw
 from offpol_diag.report.terminal import terminal as draw_answer
 from offpol_diag.report.words import grows
-from offpol_diag.result import CandidateCause, Diagnosis, load
+from offpol_diag.result import CandidateCause, Diagnosis, Point, load
 from offpol_diag.result import Series as Curve
-from offpol_diag.result.steps import Point
 from offpol_diag.table import Table
 from tests.factory import dump_facts, make_summary
 

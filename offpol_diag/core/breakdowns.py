@@ -76,15 +76,12 @@ def _axis(out: Readout, by: By, table: Table) -> tuple[Axis, dict[str, Numbers]]
     if many > MOST_LISTED and not out.study.by_step:
         listed = [every[round(at * (many - 1) / (MOST_LISTED - 1))] for at in range(MOST_LISTED)]
     names = [by.labels[at] if by.labels else at for _, at in listed]
-    order = [float(i) if math.isinf(number) else number for i, (number, _) in enumerate(listed)]
     readers = [out.at(tables[at]) for _, at in listed]
     if others is not None:
-        names, order, readers = [*names, "all others"], [*order, float(many)], [*readers, out.at(others)]
+        names, readers = [*names, "all others"], [*readers, out.at(others)]
     axis = Axis(
         title=by.title,
-        numeric=others is None and all(number < math.inf for number, _ in every),
         places=names,
-        order=order,
         tokens=[round(one.sum("tokens")) for one in readers],
         sequences=[round(one.sum("sequences")) for one in readers],
         left_out=many - len(listed),

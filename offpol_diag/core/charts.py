@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offpol_diag import metrics
+from offpol_diag import result as shown
 from offpol_diag.core import breakdowns, gap, histograms, preset_numbers, tails
 from offpol_diag.core.gap import Drift, Terms
 from offpol_diag.core.histograms import EDGES, share
@@ -24,7 +25,6 @@ from offpol_diag.core.state import MOST_STEPS, Array, Table
 from offpol_diag.core.study import Readout
 from offpol_diag.number import Number
 from offpol_diag.result import Lengths, Result
-from offpol_diag.result import charts as shown
 
 # ---------------------------------------------------------------- sums by step
 

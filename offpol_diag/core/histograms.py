@@ -12,12 +12,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from offpol_diag import result as shown
 from offpol_diag.core.gap import Terms
 from offpol_diag.core.places import LAG
 from offpol_diag.core.state import Array, State
 from offpol_diag.number import finite
 from offpol_diag.result import Histogram
-from offpol_diag.result import charts as shown
 
 # ---------------------------------------------------------------- the lattice
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from offpol_diag.diagnosis.rows import Floats, Ints, Rows, clusters
 from offpol_diag.numerals import rounded
-from offpol_diag.result.reference import Outcome, Reference, Side
+from offpol_diag.result import Outcome, Reference, Side
 
 FLOORS, ERRORS = 3.0, 2.0
 """Floors beyond which a column computes something else, and standard errors beyond them."""

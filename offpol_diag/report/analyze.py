@@ -17,8 +17,7 @@ from offpol_diag.report import words
 from offpol_diag.report.answer import EXPLAIN, Answer, Fact, Line, Tile
 from offpol_diag.report.charts import charts
 from offpol_diag.report.rescore import deciding, reproduced
-from offpol_diag.result import DumpFacts, Fired, Place, Result
-from offpol_diag.result.steps import Point, at_steps, curve
+from offpol_diag.result import DumpFacts, Fired, Place, Point, Result, at_steps, curve
 from offpol_diag.table import Cell, Table
 
 MOST_NAMED, MOST_STEPS, MOST_OTHERS = 4, 30, 4

@@ -18,7 +18,6 @@ class Shown(NamedTuple):
         text: the value.
         interval: the interval, or empty.
         note: a caution on the cell, shown as a footnote.
-        meaning: formula, averaging and unit, for a tooltip.
         bound: how often a safety bound applied, for a tooltip; empty if never.
         kind: number, text, unknown (`text` or `note` gives the reason), or none (not applicable).
     """
@@ -26,7 +25,6 @@ class Shown(NamedTuple):
     text: str
     interval: str = ""
     note: str = ""
-    meaning: str = ""
     bound: str = ""
     kind: Kind = "text"
 
@@ -40,16 +38,14 @@ def shown(cell: Cell, terse: bool = False) -> Shown:
     if isinstance(cell, int):
         return Shown(count(cell), kind="number")
     value, interval = written(cell)
-    parts = (cell.formula, cell.over and f"over {cell.over}", cell.unit and f"unit: {cell.unit}")
-    meaning = " · ".join(filter(None, parts))
     if not cell.known:
         text = "unknown" if terse and cell.unknown else value
         note = ". ".join(filter(None, (value if text != value else "", cell.note)))
-        return Shown(text, "", note, meaning, kind="unknown")
+        return Shown(text, "", note, kind="unknown")
     note = minus((cell.note or "").removeprefix("unreliable: "))
     share = say_value(cell.clamped, "fraction")
     bound = f"safety bound acted on {share} of terms" if cell.clamped else ""
-    return Shown(minus(value), minus(interval), note, meaning, bound, "number")
+    return Shown(minus(value), minus(interval), note, bound, "number")
 
 
 def footnotes(rows: Iterable[Iterable[Shown]]) -> dict[str, int]:

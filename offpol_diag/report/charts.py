@@ -34,8 +34,7 @@ from offpol_diag.report.plot import (
     tint,
     upright,
 )
-from offpol_diag.result import PositionSteps, Result
-from offpol_diag.result.steps import in_sync
+from offpol_diag.result import PositionSteps, Result, in_sync
 
 FEW = 30
 """Tokens below which a mean is not drawn."""

@@ -26,8 +26,7 @@ from offpol_diag.report.plot import (
     steps_axis,
 )
 from offpol_diag.report.words import columns_of_runs
-from offpol_diag.result import Against, Comparison, Contrast, DumpFacts, Result, Subset, idle
-from offpol_diag.result.steps import at_steps
+from offpol_diag.result import Against, Comparison, Contrast, DumpFacts, Result, Subset, at_steps, idle
 from offpol_diag.table import Cell, Table
 
 DECISIVE = ("ess_tokens", "tokens_weighted", "sequences_dropped", "truncated_high")
@@ -225,7 +224,7 @@ def of_runs(summary: Result) -> Answer:
     first = next(iter(k3.values()), None)
     values = [f"{say(one)} in {run}" for run, one in zip(runs, _values(k3), strict=True)] if first else []
     sentence = f"K3 KL is {listed(values)}" if first else found[0].headline.rstrip(".")
-    more = " ".join(f"{one.headline} {one.pairing.sentence}" for one in found)
+    more = " ".join(f"{one.headline} {one.pairing}" for one in found)
     if wrong := [run for run, one in runs.items() if one.is_bug]:
         word, worst, more = f"Bug in {listed(wrong)}", "bad", f"Mend it before the runs are compared. {more}"
         sentence = next(

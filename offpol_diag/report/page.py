@@ -25,8 +25,7 @@ from offpol_diag.report.cells import footnotes, shown
 from offpol_diag.report.compare import named
 from offpol_diag.report.parts import Part, parts
 from offpol_diag.report.plot import TEMPLATES, look
-from offpol_diag.result import Result
-from offpol_diag.result.steps import in_sync
+from offpol_diag.result import Result, in_sync
 
 if TYPE_CHECKING:
     from offpol_diag.check import Checked
@@ -181,7 +180,6 @@ def library() -> tuple[str, str]:
 
 def embedded(summary: Result) -> str:
     """Return the result as packed JSON without what is as by default; equal results give equal texts."""
-    summary.describe()
     data = {"format": summary.format, **summary.model_dump(mode="json", exclude_defaults=True)}
     return packed(json.dumps(data, ensure_ascii=False, separators=(",", ":")))
 

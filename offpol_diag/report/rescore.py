@@ -10,8 +10,7 @@ from offpol_diag.metrics import Tone
 from offpol_diag.numerals import count, counted, duration, rounded
 from offpol_diag.report.answer import Answer, Fact, Line, listed
 from offpol_diag.report.words import capital
-from offpol_diag.result import Result
-from offpol_diag.result.reference import SAMPLE, SAMPLE_TOKENS, Outcome, Reference, Side
+from offpol_diag.result import SAMPLE, SAMPLE_TOKENS, Outcome, Reference, Result, Side
 from offpol_diag.table import Table
 
 WORDS: Mapping[Outcome, tuple[str, Tone]] = {

@@ -11,8 +11,17 @@ from offpol_diag.number import Number, Numbers
 from offpol_diag.numerals import count, counted, doubted, rounded, say, say_value, written
 from offpol_diag.presets import catalogue
 from offpol_diag.report.answer import Fact, Line
-from offpol_diag.result import After, CandidateCause, Cause, Diagnosis, DumpFacts, Recommendation, Result
-from offpol_diag.result.steps import apart_in_sync, in_sync
+from offpol_diag.result import (
+    After,
+    CandidateCause,
+    Cause,
+    Diagnosis,
+    DumpFacts,
+    Recommendation,
+    Result,
+    apart_in_sync,
+    in_sync,
+)
 from offpol_diag.table import Table
 from offpol_diag.trainers import named_in
 from offpol_diag.trainers.translate import sayable

@@ -29,7 +29,7 @@ from offpol_diag.rescore.models import Loaded
 from offpol_diag.rescore.rows import Responses, read
 from offpol_diag.rescore.score import Head, Row, Scores, score
 from offpol_diag.rescore.variants import AS_GIVEN, HONEST, Variant, in_bf16, table
-from offpol_diag.result.reference import SAMPLE_TOKENS, Reference
+from offpol_diag.result import SAMPLE_TOKENS, Reference
 
 Floats = NDArray[np.float64]
 COLUMNS = {

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from offpol_diag.diagnosis.reference import FLOORS, LEAST_GROUPS, beyond, gaps, k3, mean_error
 from offpol_diag.rescore.variants import HONEST, Variant
-from offpol_diag.result.reference import Fit, Side, State
+from offpol_diag.result import Fit, Side, State
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -206,7 +206,6 @@ def side(name: str, column: Floats, seen: Evidence, noise_of: Callable[[Variant]
         meaning="" if state == "same" else about.meaning,
         fix=about.fix if told else "",
         lead=lead if wins else None,
-        own_floors=own,
         reproduced=own is not None and own <= REPRODUCED and told,
         alike=near.alike(best, at) if told else [],
         share=share,

@@ -86,9 +86,8 @@ def own_numbers(path: Path) -> Iterator[Number]:
                 yield Number(subject, "count", one[unit]["count"])
                 yield from listed(subject, one[unit]["numbers"])
     for against in result["against"]:
-        columns = dict(against["contrasts"])
-        for column in ("difference", "ratio"):
-            yield from listed(f"runs/{column}", dict(zip(columns["name"], columns[column], strict=True)))
+        for at, column in ((3, "difference"), (4, "ratio")):
+            yield from listed(f"runs/{column}", {row[0]: row[at] for row in against["contrasts"]})
     if sweep := result["sweep"]:
         for point in sweep["points"]:
             yield from listed(f"sweep/{sweep['preset']}/{point['threshold']:.9g}", point["numbers"])
@@ -103,12 +102,12 @@ def own_numbers(path: Path) -> Iterator[Number]:
 
 
 def listed(subject: str, found: Mapping[str, list[Any] | None]) -> Iterator[Number]:
-    """Yield the numbers of name → [value, low, high, note, log10, clamped], which may end earlier."""
+    """Yield the numbers of name → [value, low, high, unit, note, log10, clamped], which may end earlier."""
     for name, numbers in found.items():
         if numbers is None or GONE.search(name.rpartition(".")[2]):
             continue
         value, *more = numbers
-        low, high, _, log10, clamped = [*more, *[None] * (5 - len(more))]
+        low, high, _, _, log10, clamped = [*more, *[None] * (6 - len(more))]
         if value is not None:
             ends = (np.nan if x is None else float(x) for x in (low, high))
             yield Number(subject, name, float(value), *ends)

@@ -1,0 +1,900 @@
+"""The Result, which holds every number of every report, and its JSON.
+
+Renderers, the recommendation and the gate read only a `Result`: it suffices to draw a report again, and none
+of them computes a number of the analysis. What is in memory is what is in the file: a `Number` is a short
+list there, and so is a row of a table. `Result.model_json_schema()` is the schema.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
+
+from offpol_diag.errors import ResultError
+from offpol_diag.files import MOST_RESULT, read, up_to
+from offpol_diag.metrics import Band
+from offpol_diag.number import Number, Numbers
+from offpol_diag.printable import printable_json
+
+FORMAT = 3
+HINT = "give the file that `offpol-diag analyze --json` wrote"
+DEEPEST = 32
+"""Deepest nesting of a writer's provenance that is kept; deeper containers are replaced by "…"."""
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63), WithJsonSchema({"type": "integer"})]
+"""A whole number of 64 bits: a larger one is no count of anything, and cannot become a float."""
+
+
+class Model(BaseModel):
+    """A part of the result; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, defer_build=True)
+
+
+class Points(Model):
+    """A part whose lists are of equal length, an entry for each point; those with a default may be empty.
+
+    Of `edges`, there is one more.
+    """
+
+    @model_validator(mode="after")
+    def _of_equal_length(self) -> Self:
+        fields, lists = type(self).model_fields, {name: x for name, x in self if isinstance(x, list)}
+        sizes = {name: len(x) for name, x in lists.items() if x or fields[name].is_required()}
+        if "edges" in sizes:
+            sizes["edges"] -= 1
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"lists differ in length: {sizes}")
+        return self
+
+
+# ---------------------------------------------------------------- what was read, and how
+
+
+class Skipped(Model):
+    """Bad rows that were skipped (--on-bad-row skip)."""
+
+    count: Whole = 0
+    examples: list[str] = []
+
+
+class DumpFacts(Model):
+    """The dump: its files, size and columns, and notes on the data."""
+
+    files: list[str]
+    given: list[str] = Field([], description="files, folders, globs and URIs as they were given")
+    rows: Whole
+    sequences: Whole = Field(description="rows with at least one unmasked token")
+    tokens: Whole = Field(description="unmasked tokens")
+    masked_tokens: Whole
+    groups: Whole = Field(description="distinct groups (a prompt of a step): units of the bootstrap")
+    groups_exact: bool = True
+    mean_length: float
+    max_length: Whole
+    columns: dict[str, str] = Field(description="our name → the column it was read from")
+    others: list[str] = Field(
+        [], description="columns read by their own names: of --group-by, and for groups that stand out"
+    )
+    ignored: list[str] | None = Field(None, description="columns that nobody reads; null: it is not known")
+    prompts: str = Field("", description="column of prompt ids, which `rescore` needs; empty: none")
+    provenance: dict[str, object] = {}
+    skipped: Skipped = Skipped()
+    above_0: dict[str, Whole] = Field({}, description="column → log-probs above 0, if there are any")
+    notes: list[str] = Field([], description="loud warnings about the data")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sound(cls, given: Any) -> Any:
+        return _sound(given)
+
+
+def _sound(value: Any, room: int = DEEPEST) -> Any:
+    """Make what a file says of itself valid for JSON: whole characters, and limited depth."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, list):
+        return [_sound(one, room - 1) for one in value] if room else "…"
+    if isinstance(value, dict):
+        return {_sound(key): _sound(one, room - 1) for key, one in value.items()} if room else "…"
+    return value
+
+
+class Run(Model):
+    """Provenance of the numbers: version, device, seed, time and memory."""
+
+    command: str = "analyze"
+    version: str
+    device: str
+    engine: str = "local"
+    seed: Whole
+    replicates: Whole
+    tokens: Whole
+    sequences: Whole
+    peak_rss_bytes: Whole
+    seconds: dict[str, float]
+
+
+# ---------------------------------------------------------------- where the mismatch is
+
+
+class Place(NamedTuple):
+    """One place of an axis: one step, one position bucket, one group-by value."""
+
+    key: str
+    tokens: int
+    sequences: int
+    numbers: Numbers
+
+
+class Axis(Points):
+    """The places along an axis: training step, position, length or another column."""
+
+    title: str
+    places: list[str] = Field(description="their numbers are those of `dump@AXIS/PLACE`")
+    tokens: list[Whole]
+    sequences: list[Whole]
+    left_out: Whole = Field(0, description="number of places omitted because there are too many")
+
+
+class Histogram(Points):
+    """Counts over bins; `edges` has one entry more than `counts`."""
+
+    title: str
+    unit: str
+    edges: list[float]
+    counts: list[Whole]
+    in_sync: list[Whole] = Field([], description="the same of tokens with lag 0; empty: no lag is known")
+
+
+TOKEN_COLUMNS = {
+    "positions": "<i8",
+    "token_ids": "<i8",
+    "log_ratios": "<f8",
+    "rollout_log_probs": "<f8",
+    "train_log_probs": "<f8",
+}
+"""Entry of a `WorstSequence` that is a list over its tokens → the type of an array of them."""
+
+
+class WorstSequence(NamedTuple):
+    """A sequence with a large mismatch, with up to 256 of its tokens: the stretch that holds most of its K3.
+
+    Attributes:
+        first: unmasked tokens of the response before the first one here.
+        positions: in the response, from 0; a gap is masked tokens; empty: no tokens were kept.
+        token_ids: empty where the dump has none.
+        log_ratios: Δ, nats, to 5 digits, as are the log-probs.
+    """
+
+    sequence_id: str
+    step: Whole | None
+    length: Whole
+    log_ratio_sum: float
+    k3_mean: float
+    max_abs_log_ratio: float
+    policy_lag: Whole | None = None
+    reward: float | None = None
+    first: Whole = 0
+    positions: list[Whole] = []
+    token_ids: list[Whole] = []
+    log_ratios: list[float] = []
+    rollout_log_probs: list[float] = []
+    train_log_probs: list[float] = []
+
+
+class WorstToken(NamedTuple):
+    """A token with a large mismatch, with the log-ratios of up to 3 unmasked tokens before and after it."""
+
+    sequence_id: str
+    step: Whole | None
+    position: Whole
+    length: Whole
+    token_id: Whole | None
+    rollout_log_prob: float
+    train_log_prob: float
+    log_ratio: float
+    before: list[float]
+    after: list[float]
+
+
+class Worst(Model):
+    """The worst sequences (by mean k3) and tokens (by |log-ratio|)."""
+
+    sequences: list[WorstSequence] = []
+    tokens: list[WorstToken] = []
+    typical: list[WorstSequence] = Field([], description="one of median k3 in a sample, of lag 0 if any is")
+
+
+# ---------------------------------------------------------------- binned numbers, of which charts are drawn
+
+
+class AtLength(NamedTuple):
+    """Sequence importance sampling on the first `tokens` tokens of every response that has as many.
+
+    Attributes:
+        sequences: responses with at least so many tokens.
+        khat: k̂ of the same weights.
+    """
+
+    tokens: Whole
+    sequences: Whole
+    ess_sequences: Number
+    khat: Number | None = None
+
+
+class Lengths(Model):
+    """Effective sample size of sequence importance sampling, by the length of the response."""
+
+    longest: Number = Field(description="tokens of a response up to which it keeps 10% ESS")
+    curve: list[AtLength] = Field([], description="at increasing T, up to the length that 50 responses reach")
+    median: Whole | None = Field(None, description="median length of a response, tokens, to 9%")
+
+
+class Series(Points):
+    """A number along an axis: one entry per point, null where it is not known there."""
+
+    unit: str = Field("", description="nats, fraction, tokens; empty: a pure number")
+    values: list[float | None]
+    low: list[float | None] = Field([], description="lower ends of the 95% intervals; empty: none are known")
+    high: list[float | None] = []
+
+    def numbers(self) -> list[Number]:
+        """Return each point as a number with its interval."""
+        none: list[float | None] = [None] * len(self.values)
+        each = zip(self.values, self.low or none, self.high or none, strict=True)
+        return [
+            Number(value=value, interval=None if low is None or high is None else (low, high))
+            for value, low, high in each
+        ]
+
+
+class BySteps(Points):
+    """Numbers by training step, each group of equally many adjacent steps together where there are many."""
+
+    first: list[Whole] = Field(description="first step of each group, [G]", min_length=1)
+    last: list[Whole] = Field(description="last step of each group; equal to `first` for groups of one step")
+    tokens: list[Whole]
+    sequences: list[Whole]
+    series: dict[str, Series] = Field(
+        description="k1, k3, mean_ratio, ess_tokens, ess_sequences, chi2_token, chi2_sequence, ppl_ratio, "
+        "reward, policy_lag, f_2; k1, k3 also with drift2. and total.; "
+        "METHOD.tokens_rejected of methods that may be recommended; [G] each"
+    )
+
+
+class Density(Model):
+    """Tokens by their probability under both policies, on bins of about equal width in the logit."""
+
+    edges: list[float] = Field(description="probabilities that bound the bins, rising from 0 to 1, [N+1]")
+    counts: list[list[Whole]] = Field(description="tokens, [N][N]: by rollout bin, then by trainer bin")
+
+
+class Corner(Model):
+    """Some tokens, and what they carry of K3."""
+
+    tokens: Whole
+    share: float = Field(description="of all tokens, 0 to 1")
+    k3_share: float | None = Field(description="of the sum of K3 over all tokens, 0 to 1")
+
+
+class Noise(Points):
+    """Quantiles of |Δ| by the rollout probability of the token, read off bins 1/16 wide (relative)."""
+
+    edges: list[float] = Field(description="rollout probabilities that bound the bins, from 0 to 1, [N+1]")
+    median: list[float | None] = Field(description="nats, [N]")
+    p90: list[float | None]
+    p99: list[float | None]
+    in_sync_tokens: list[Whole] = Field([], description="tokens with lag 0; empty: no lag is known")
+    in_sync_p90: list[float | None] = []
+
+
+class PositionSteps(Model):
+    """K3 by position in the response, in some training steps."""
+
+    first_step: Whole | None = Field(description="null: all steps")
+    last_step: Whole | None
+    tokens: list[Whole] = Field(description="by position, [P]")
+    k3: Series = Field(description="nats, [P]; null without tokens")
+
+
+class Positions(Model):
+    """K3 by position in the response, before and from the step at which the mismatch grew."""
+
+    labels: list[str] = Field(description="positions, such as 15–30, from 0, masked tokens counted, [P]")
+    every: PositionSteps
+    early: PositionSteps | None = Field(None, description="null: one step, or none known")
+    late: PositionSteps | None = None
+
+
+class TokenThresholds(Points):
+    """Rules on single tokens at many thresholds b, of the raw ratios of the main drift; [N] each."""
+
+    b: list[float]
+    ess_tokens: list[float | None] = Field(description="of min(r, b) over the tokens")
+    truncated: list[float] = Field(description="share of tokens with r ≥ b")
+    kept: list[float] = Field(description="share of tokens with 1/b ≤ r < b")
+
+
+class ParetoTail(Points):
+    """The largest importance weights, and the generalised Pareto distribution fitted to them."""
+
+    weights: Whole = Field(description="n, weights in all")
+    khat: Number = Field(description="interval: k̂ ± 1.96 (1 + k̂)/√M, weights taken as independent")
+    limit: float = Field(description="k̂ above which means of the weights are unreliable at this n")
+    rank: list[Whole] = Field(description="1 is the largest weight; at most 60 ranks, dense at the top")
+    log_weight: list[float] = Field(description="the weight of that rank, as logged, nats")
+    log_fitted: list[float | None] = Field(description="by the fit to M weights: quantile 1 − (rank − ½)/M")
+
+
+class LagEvidence(Model):
+    """Evidence of policy lag about the cause; the points to draw are `by.policy_lag` and `charts.steps`."""
+
+    in_sync: Number | None = Field(None, description="K3 at lag 0, nats")
+    in_sync_share: float | None = Field(None, description="K3 at lag 0 over K3 of the dump")
+    ratio_by_lag: dict[str, float] = Field({}, description="lag → K3 of its first step over K3 at lag 0")
+    lag: Whole | None = Field(None, description="the lag that most steps have, if all of their sequences do")
+    steps: tuple[Whole, Whole] | None = Field(None, description="first and last step of that lag")
+    start: Number | None = Field(None, description="K3 of the first such step, nats")
+    end: Number | None = Field(None, description="K3 of the last such step, nats")
+    growth: float | None = Field(None, description="`end` over `start`")
+
+
+class Crossing(NamedTuple):
+    """The first step from which on K3 is in a worse band, for all that follows or at least once."""
+
+    band: str
+    bound: float
+    step: Whole
+
+
+class Charts(Model):
+    """Binned numbers from which the pictures of a report are drawn; empty or null where nothing is known."""
+
+    expected: list[Band] = Field(
+        [], description="published K3 of runs without a known fault that record the same"
+    )
+    crossings: list[Crossing] = Field([], description="steps at which K3 first enters a worse band")
+    steps: BySteps | None = None
+    less: Corner | None = Field(None, description="r below ½: less likely under the trainer")
+    more: Corner | None = Field(None, description="r of at least 2: more likely under the trainer")
+    density: Density | None = None
+    lost: Corner | None = Field(None, description="π_rollout above 0.9, π_train below 0.5")
+    noise: Noise | None = None
+    positions: Positions | None = None
+    token_thresholds: TokenThresholds | None = None
+    tails: dict[str, ParetoTail] = Field({}, description="tokens, sequences; total. before without π_old")
+    token_texts: dict[str, str] = Field({}, description="token id → text, white space visible; --tokenizer")
+    lag: LagEvidence | None = None
+
+
+# ---------------------------------------------------------------- presets, side by side and swept
+
+
+class PresetFacts(Model):
+    """One preset: what it does; its numbers are those of `preset/NAME`."""
+
+    summary: str
+    policy: str
+    method: str = Field(description="weight, rejection and veto in one line")
+    loss: str
+    kind: str = Field("", description="what the method acts on, by which presets are listed")
+    aliases: list[str] = []
+    needs: list[str] = Field([], description="columns the dump lacks; when not empty there are no numbers")
+    same_as: str = Field("", description="the first preset with the same numbers on this dump, if another")
+
+
+class Subset(Model):
+    """A subset of the tokens or of the sequences: its size, share and means."""
+
+    count: Whole
+    numbers: Numbers = Field(description="share, length, reward, positive, negative, log_ratio")
+
+
+class LostSequence(NamedTuple):
+    """A sequence with tokens that one preset drops and the other keeps."""
+
+    sequence_id: str
+    step: Whole | None
+    length: Whole
+    tokens: Whole
+    log_ratio_sum: float
+    reward: float | None
+
+
+class Drops(Model):
+    """The tokens and sequences that one preset drops and the other keeps."""
+
+    dropped_by: str
+    kept_by: str
+    tokens: Subset
+    sequences: Subset = Field(description="sequences dropped whole by the one only")
+    examples: list[LostSequence] = Field([], description="such sequences with the largest |ΣΔ|")
+
+
+class Comparison(Model):
+    """Presets against one of them; differences are paired: taken within each bootstrap replicate."""
+
+    against: str = Field(description="the preset that the others are compared with")
+    differences: dict[str, Numbers] = Field(description="preset → number → its value less the reference's")
+    better: dict[str, str] = Field(description="number → the better preset, or why there is none")
+    all_tokens: Subset | None = None
+    all_sequences: Subset | None = None
+    drops: list[Drops] = []
+
+
+class SweptPoint(Model):
+    """A preset at one threshold."""
+
+    threshold: float
+    bounds: dict[str, float] = Field(description="the preset's bounds at this threshold, by their keys")
+    own: bool = Field(False, description="whether it is the preset's own threshold")
+    numbers: Numbers = Field(description="as those of presets")
+
+
+class SolvedWindow(Model):
+    """The bounds that keep a requested share."""
+
+    asked: float
+    kept: Whole = Field(description="units within the bounds")
+    of: Whole
+    preset: str = Field(description="the preset with these bounds, by name")
+    point: SweptPoint
+
+
+class Sweep(Model):
+    """One preset over many thresholds."""
+
+    preset: str
+    which: str = Field(description="the bound that moves, e.g. reject[0].upper")
+    statistic: str = Field(description="the statistic that is compared with the threshold")
+    unit: str = Field(description="token or sequence: what the bound acts on")
+    points: list[SweptPoint] = Field(min_length=1)
+    window: SolvedWindow | None = None
+
+
+# ---------------------------------------------------------------- runs against the first
+
+
+class Contrast(NamedTuple):
+    """One number of a further run, here called B, beside that of run A.
+
+    Attributes:
+        difference: B less A, taken within each bootstrap replicate.
+        ratio: B over A, where both are positive.
+        effect: the size of the difference in words.
+        p_adjusted: corrected for the number of tests.
+        differs: None: not tested; `reason` says why.
+    """
+
+    name: str
+    a: Number
+    b: Number
+    difference: Number
+    ratio: Number | None = None
+    effect: str = ""
+    p_value: float | None = None
+    p_adjusted: float | None = None
+    differs: bool | None = None
+    reason: str = ""
+
+
+class Against(Model):
+    """A further run against run A (the result around this); of it only the numbers compared are kept."""
+
+    letter: str = Field("B", description="what the run is called: B, C, …")
+    run: Result
+    headline: str
+    pairing: str = Field(description="which groups (prompts) both have: those are resampled together")
+    correction: str = Field(description="how p-values were corrected for their number, over all runs")
+    level: float
+    tested: Whole
+    differing: Whole
+    contrasts: list[Contrast] = Field(description="most important first")
+    needs: dict[str, str] = Field({}, description="what cannot be compared → the columns that it needs")
+    notes: list[str] = []
+
+
+# ---------------------------------------------------------------- the diagnosis
+
+
+class Example(Model):
+    """One token that shows a cause."""
+
+    sequence_id: str
+    position: Whole = Field(description="in the response, from 0, masked tokens counted")
+    rollout_log_prob: float
+    train_log_prob: float
+
+
+class After(Model):
+    """The mismatch after a cause has been repaired."""
+
+    what: str = Field(description="the repair")
+    k3: float
+    mean_ratio: float
+    ess_tokens: float
+    tokens: Whole
+    approximate: bool = Field(False, description="whether the repair is only approximate")
+
+
+class Cause(Model):
+    """One cause, with its evidence."""
+
+    id: str
+    kind: Literal["bug", "honest"] = "bug"
+    statement: str
+    statistic: str = Field(description="the evidence: numbers with intervals, or exact counts")
+    violates: str = Field("", description="the identity or fact that the evidence contradicts")
+    exact: bool = Field(False, description="whether the evidence is an exact count")
+    where: str = Field("", description="the group affected, e.g. 'engine = 3'; empty: all")
+    tokens: Whole | None = Field(None, description="affected tokens of the sample")
+    sequences: Whole | None = Field(None, description="affected sequences of the sample")
+    examples: list[Example] = []
+    confirm: str = ""
+    fix: str = ""
+    after: After | None = None
+
+
+class CandidateCause(Model):
+    """A cause that fits a mismatch, where the dump cannot decide between several; it comes without a fix."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
+
+    id: str
+    kind: Literal["bug", "honest"]
+    statement: str
+    for_: list[str] = Field([], alias="for", description="what speaks for it, a sentence each")
+    against: list[str] = Field([], description="what speaks against it, a sentence each")
+
+
+class Location(Model):
+    """A place that tells damaged tokens from clean ones: a cut of one column, or of two."""
+
+    split: str = Field(description="the column that is cut, e.g. turn; two of them joined by 'and'")
+    words: str = Field(description="the tokens inside, e.g. 'after the first tool output'")
+    sentence: str = Field(description="both levels in words, of the smaller side where both are one")
+    inside: float = Field(description="K3 inside, nats per token, of single tokens at most 4")
+    outside: float = Field(description="K3 outside")
+    share: float = Field(description="share of the tokens that are inside")
+    gain: float = Field(description="deviance per token that the cut gains, of an exponential model of K3")
+    measure: str = Field(description="what such a place points to, and the measurement that decides")
+
+
+DiagnosisVerdict = Literal["healthy", "honest_mismatch", "bug", "cannot_tell"]
+
+
+class Diagnosis(Model):
+    """Whether the mismatch is a bug or genuine, and its causes."""
+
+    verdict: DiagnosisVerdict
+    headline: str
+    causes: list[Cause] = Field([], description="established, most likely first; none with cannot_tell")
+    candidates: list[CandidateCause] = Field(
+        [], description="causes that fit, the least contradicted first; with cannot_tell only"
+    )
+    where: list[Location] = Field(
+        [], description="established places that tell damaged tokens from clean ones, the clearest first"
+    )
+    decide: str = Field("", description="the one measurement that decides between the candidates")
+    ruled_out: list[str] = []
+    undecidable: list[str] = []
+    systematic: Number | None = Field(
+        None,
+        description="share of the variance of min(r, 2) that tokens of one kind (a token id after another) "
+        "have in common: 0 for noise of single tokens; null without token ids",
+    )
+    sequences: Whole | None = Field(None, description="size of the sample that was examined, in sequences")
+    tokens: Whole | None = Field(None, description="size of the sample that was examined, in tokens")
+
+
+# ---------------------------------------------------------------- the third opinion of `rescore`
+
+Outcome = Literal["same", "engine", "trainer", "both", "reference", "few"]
+State = Literal["same", "variant", "unknown"]
+SAMPLE, SAMPLE_TOKENS = 16, 4000
+"""Prompts that `rescore` begins with, and tokens that it scores at least, where the dump has them."""
+
+
+class Fit(Model):
+    """One hypothesis against one column."""
+
+    name: str
+    family: str
+    meaning: str = Field(description="what a side computes if it is true")
+    share: float = Field(description="share of tokens reproduced: closer than 90% of what bf16 changes")
+    k3: float = Field(description="K3 left, nats per token")
+    distance: float = Field(description="mean |Δ| to the column, nats")
+    score: float = Field(description="mean log(|Δ| + floor), by which hypotheses are ranked: lower is nearer")
+
+
+class Side(Model):
+    """One column against the reference and every hypothesis.
+
+    `variant` is the nearest hypothesis that is no honest one, where the state is `variant`; where it is
+    `unknown`, the nearest of all, which does not reproduce the column.
+    """
+
+    column: str
+    state: State
+    distance: float = Field(description="mean |Δ| to the reference, nats")
+    k3: float = Field(description="K3 between column and reference, nats per token")
+    variant: str = ""
+    meaning: str = ""
+    fix: str = ""
+    lead: float | None = Field(None, description="lead over all honest hypotheses, in standard errors")
+    reproduced: bool = Field(False, description="whether mean |Δ| to it is at most 1.5 of its bf16 noise")
+    alike: list[str] = Field([], description="hypotheses that fit as well, not told from it")
+    share: float = Field(1.0, description="share of the tokens that it holds for")
+    where: str = Field("", description="their place, e.g. 'host = b'; empty: all, or no common one")
+    groups: dict[str, Whole] = Field({}, description="hypothesis → prompts that it fits best, by itself")
+    fits: list[Fit] = Field([], description="nearest first; empty without hypotheses")
+
+
+class Reference(Model):
+    """The verdict of three: whose log-probs a third computation, the run's model, reproduces."""
+
+    verdict: Outcome
+    headline: str
+    model: str = Field(description="what scored the responses again")
+    rests_on: str = Field(description="what the verdict is conditional on")
+    floor: float = Field(description="mean |Δ| that bf16 alone makes of this model, nats")
+    apart: float = Field(description="mean |Δ| between engine and trainer, nats")
+    engine: Side
+    trainer: Side
+    tokens: Whole
+    sequences: Whole
+    groups: Whole
+    groups_in_dump: Whole | None = None
+    missing: dict[str, str] = Field({}, description="hypothesis that cannot be tested here → why")
+    small: dict[str, Whole] = Field(
+        {}, description="hypothesis that changes less than could be told here → tokens that would do"
+    )
+    written: str = Field("", description="the dump that holds the reference's columns")
+    how: str = Field("", description="device, type, passes and time")
+    notes: list[str] = []
+
+    @property
+    def odd(self) -> bool:
+        """Whether a side is not reproduced."""
+        return self.verdict not in ("same", "few")
+
+    def side(self) -> Side | None:
+        """Return the side at fault, where there is one."""
+        return {"engine": self.engine, "trainer": self.trainer}.get(self.verdict)
+
+
+# ---------------------------------------------------------------- advice and gate
+
+Decision = Literal["fix the bug first", "no correction needed", "METHOD at THRESHOLD", "not enough data"]
+
+
+class Fired(Model):
+    """A rule whose condition held, with the numbers it depends on."""
+
+    rule: str
+    level: Literal["decision", "alert"]
+    sentence: str
+    saw: dict[str, float | None]
+    source: str
+
+
+class Recommendation(Model):
+    """Which correction, at which threshold, and why."""
+
+    decision: Decision
+    title: str | None = Field(None, description="the method in words")
+    method: str | None = Field(None, description="preset name when the decision is a method")
+    threshold: str | None = None
+    sentence: str
+    rule: str
+    alternatives: list[str] = Field(
+        [], description="presets of other families, to be seen beside it; what each does stands in `numbers`"
+    )
+    config: str | None = Field(None, description="configuration for the trainer of --for, ready to paste")
+    fired: list[Fired] = []
+
+
+class GateVerdict(Model):
+    """The verdict on one bound."""
+
+    name: str = Field(description="k3, seq_mis.ess_tokens, step:k3; or diagnosis")
+    bound: Literal["max", "min", "within", "diagnosis"] = Field(
+        description="the value, or how far it is from where it should be (within), against `limit`"
+    )
+    must: str = Field(description="the bound in words: ≤ 0.002")
+    limit: float = Field(description="0 for a diagnosis")
+    unit: str = Field("", description="of value and limit; empty: a pure number")
+    value: float | None = None
+    interval: tuple[float, float] | None = None
+    log10: float | None = Field(None, description="log10 of the value, where the value itself overflows")
+    passed: bool | None = Field(description="null: undecided")
+    open: bool = Field(False, description="the interval crosses the bound: no evidence of a failure")
+    reason: str = ""
+    where: str = Field("", description="the place that decided, e.g. step 40")
+
+
+# ---------------------------------------------------------------- the whole
+
+
+class Result(Model):
+    """The result of an analysis: every number of the report.
+
+    A number is found by its subject and its name. Subjects are `dump`, `preset/NAME`, and these at a place:
+    `dump@step/3`, `preset/token_is@step/3`.
+    """
+
+    format: Literal[3] = 3
+    dump: DumpFacts
+    run: Run
+    numbers: dict[str, Numbers] = Field({}, description="subject → name → number")
+    axes: dict[str, Axis] = {}
+    presets: dict[str, PresetFacts] = {}
+    histograms: dict[str, Histogram] = {}
+    worst: Worst = Worst()
+    lengths: Lengths | None = None
+    diagnosis: Diagnosis | None = None
+    recommendation: Recommendation | None = None
+    reference: Reference | None = Field(None, description="of a dump with what `rescore` writes")
+    charts: Charts = Charts()
+    gates: list[GateVerdict] = []
+    sweep: Sweep | None = Field(None, description="one preset over many thresholds (`sweep`)")
+    comparison: Comparison | None = Field(None, description="presets side by side (`compare DUMP`)")
+    against: list[Against] = Field([], description="further runs against this one (`compare A B C`)")
+
+    def of(self, subject: str) -> Numbers:
+        """Return the numbers of a subject; none if it has none."""
+        return self.numbers.get(subject, {})
+
+    @property
+    def whole(self) -> Numbers:
+        """The numbers of the whole dump by name, with their prefix."""
+        return self.of("dump")
+
+    def preset(self, name: str) -> Numbers:
+        """Return the numbers of a preset."""
+        return self.of(f"preset/{name}")
+
+    def at(self, axis: str, subject: str = "dump") -> list[Place]:
+        """Return the places of an axis with the numbers of a subject there; none without the axis."""
+        found = self.axes.get(axis)
+        if found is None:
+            return []
+        rows = zip(found.places, found.tokens, found.sequences, strict=True)
+        return [Place(*row, self.of(place_of(axis, row[0], subject))) for row in rows]
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of the main pair of policies: rollout → old, or the first other that is known."""
+        known = (one for one in ("", "total.", "drift2.") if self.number("k3", one).value is not None)
+        return next(known, "")
+
+    def number(self, name: str, prefix: str | None = None) -> Number:
+        """Return a number of a pair of policies, by default the main one; an empty one if there is none."""
+        return self.whole.get((self.prefix if prefix is None else prefix) + name, Number())
+
+    @property
+    def is_bug(self) -> bool:
+        """Whether the log-probs are logged wrongly, so that no correction may be ranked."""
+        return self.diagnosis is not None and self.diagnosis.verdict == "bug"
+
+    @property
+    def undecided(self) -> Diagnosis | None:
+        """The diagnosis of a dump that cannot decide between causes that fit; None of any other."""
+        return self.diagnosis if self.diagnosis is not None and self.diagnosis.candidates else None
+
+    def to_json(self) -> str:
+        """Return the published JSON: one object, a line for each of its fields."""
+        fields = (
+            f" {json.dumps(name)}: "
+            + json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+            for name, value in self.model_dump(mode="json").items()
+        )
+        return printable_json("{\n" + ",\n".join(fields) + "\n}\n")
+
+
+def idle(numbers: Numbers) -> bool:
+    """Return whether every token weighs 1 under a preset with these numbers: no merit of its ESS of 100%."""
+    ones = (numbers.get(name) for name in ("weight_min", "weight_max", "tokens_weighted"))
+    return all(one is not None and one.value == 1.0 for one in ones)
+
+
+def place_of(axis: str, place: str, subject: str = "dump") -> str:
+    """Return the subject at a place; a slash in the name of an axis is written %2F."""
+    return f"{subject}@{axis.replace('%', '%25').replace('/', '%2F')}/{place}"
+
+
+# ---------------------------------------------------------------- numbers by training step
+
+NO_STEP = "∅"
+"""Key of the rows without a step."""
+APART = 5.0
+"""Factor between K3 of steps at lag 0 from which they are no longer told as one number."""
+
+
+class Point(NamedTuple):
+    """A number at a training step, and its interval."""
+
+    step: str
+    value: float | None
+    interval: tuple[float, float] | None
+
+
+def at_steps(summary: Result) -> list[Place]:
+    """Return the training steps of the dump with their numbers, without the rows that have no step."""
+    return [one for one in summary.at("step") if one.key != NO_STEP]
+
+
+def curve(summary: Result, name: str) -> list[Point]:
+    """Return a number of the main pair of policies by training step."""
+    if steps := summary.charts.steps:
+        series = steps.series.get(name, Series(values=[]))
+        numbers = [*zip(map(str, steps.last), series.numbers(), strict=False)]
+    else:  # places have numbers of the main pair without its prefix
+        prefix, none = summary.prefix, Number()
+        each = at_steps(summary)
+        numbers = [(one.key, one.numbers.get(prefix + name, one.numbers.get(name, none))) for one in each]
+    return [Point(step, one.value, one.interval) for step, one in numbers]
+
+
+def apart_in_sync(summary: Result) -> tuple[Point, Point] | None:
+    """Return the steps at lag 0 of the least and the largest K3, where these are `APART` or more apart."""
+    lags = {one.step: one.value for one in curve(summary, "policy_lag")}
+    known = [(one.value, one) for one in curve(summary, "k3") if one.value and lags.get(one.step) == 0]
+    if not known:
+        return None
+    low, high = (pick(known, key=lambda pair: pair[0]) for pick in (min, max))
+    return (low[1], high[1]) if high[0] >= APART * low[0] else None
+
+
+def in_sync(summary: Result) -> Number | None:
+    """Return K3 at lag 0; None where it is unknown, or differs too much by step to be one number."""
+    lag = summary.charts.lag
+    return lag.in_sync if lag and not apart_in_sync(summary) else None
+
+
+# ---------------------------------------------------------------- reading
+
+
+def load(path: Path) -> Result:
+    """Read a result written by `to_json`.
+
+    Raises:
+        ResultError: not readable, not JSON, not ours, or of another format.
+    """
+    return loads(text_of(path), str(path))
+
+
+def text_of(source: Path | BinaryIO, name: str = "") -> str:
+    """Read the JSON of a result, from a file or from a stream of that name."""
+    try:
+        return (
+            read(source, MOST_RESULT) if isinstance(source, Path) else up_to(source, MOST_RESULT)
+        ).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ResultError(f"{name or source}: cannot be read as a result ({why})", HINT) from error
+
+
+def loads(text: str, name: str) -> Result:
+    """Parse the JSON of a result; `name` is its name in errors."""
+    try:
+        return Result.model_validate_json(text)
+    except ValidationError as error:
+        stamp = re.match(r'\s*\{\s*"format":\s*([0-9]{1,9})\b', text)
+        if stamp and int(stamp[1]) != FORMAT:
+            newer = "a newer version wrote it: update offpol-diag"
+            hint = newer if int(stamp[1]) > FORMAT else "analyze the dump again"
+            message = f"{name}: result format {stamp[1]}, this version reads format {FORMAT}"
+            raise ResultError(message, hint) from error
+        message = f"{name}: this is not a result of offpol-diag ({first_mistake(error)})"
+        raise ResultError(message, HINT) from error
+
+
+def first_mistake(error: ValidationError) -> str:
+    """Return the place of the first mistake in a file, and what is wrong there."""
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: " * bool(place) + first["msg"].removeprefix("Value error, ")
