@@ -17,12 +17,7 @@ COMMON = (
     *("flash-rl", "colossalai"),
 )
 """The order in which trainers are listed; any other follows."""
-TRAINERS = tuple(
-    sorted(
-        {path.stem for path in HERE.glob("*.toml")} - {"ours"},
-        key=lambda name: (COMMON.index(name) if name in COMMON else len(COMMON), name),
-    )
-)
+TRAINERS = (*COMMON, *sorted({path.stem for path in HERE.glob("*.toml")} - {*COMMON}))
 
 
 @cache

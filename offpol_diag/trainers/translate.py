@@ -17,7 +17,15 @@ the newest first. The rows of a form are tried in turn, each as often as it matc
 
 A text that begins with `= ` is an expression in Jinja's syntax of the `preset`, the parts taken, the
 `settings` so far, the form's `maps` and FUNCTIONS. A row must look at each field of a part it takes that does
-something, else it does not match: so nothing is dropped in silence.
+something, else it does not match: so nothing is dropped in silence. What no key says is in `guards`:
+
+    clamp               bound on |log-ratio| before exp, in nats; without it there is none
+    clamp_at, rule_at   whether that bound acts on each `token` or on the `aggregate` (the default), of a
+                        weight and of a rejection
+    unclamped           statistics of rejections without it
+    denominator         which tokens the loss's denominator counts: `kept` or `all` (the default); "" where
+                        that differs
+    overflow            a sentence on ratios that float32 does not hold
 """
 
 from __future__ import annotations
@@ -25,15 +33,15 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
 from offpol_diag.errors import ConfigError
-from offpol_diag.presets import Preset, Reject, Veto, Weight, catalogue
+from offpol_diag.presets import AGGREGATES, Clip, Preset, Reject, Veto, Weight, catalogue
 from offpol_diag.presets import words as in_words
-from offpol_diag.trainers import TRAINERS, guards, table, trainer_named
+from offpol_diag.trainers import TRAINERS, table, trainer_named
 from offpol_diag.trainers.writers import Settings, Snippet, inverse, number, snippets
 
 Part = Weight | Reject | Veto
@@ -43,6 +51,13 @@ UNSET = frozenset({"safety", "safety_at", "overflow"})
 """Fields that no trainer has a key for: where they differ, a remark says so."""
 IDLE = (1e-9, 1e9)
 """Bounds that a ratio whose logarithm is clamped to ±20 never reaches: e^20 = 4.9e8."""
+DUAL = Clip().dual
+"""The dual clip of presets by default: a guard, which is not set if the trainer has none."""
+AT = {"token": "each token", "aggregate": "the aggregate"}
+DENOMINATORS = {
+    "all": "rejected tokens stay in the loss's denominator here; the preset takes them out",
+    "kept": "rejected tokens leave the loss's denominator here; the preset leaves them in",
+}
 
 
 @dataclass(frozen=True)
@@ -100,15 +115,14 @@ def sayable(preset: Preset, trainers: Iterable[str] = TRAINERS) -> tuple[str, ..
 def nearest(preset: Preset, trainer: str) -> str:
     """Return the preset with most of this one's parts, and no others, that the trainer can say; else ""."""
 
-    def kinds(one: Preset) -> set[tuple[object, ...]]:
-        found: set[tuple[object, ...]] = {(rule.statistic, rule.over, rule.advantage) for rule in one.reject}
-        found |= {(one.weight.over, one.weight.action, one.weight.normalize)} if one.weight else set()
-        return found | ({("veto",)} if one.veto else set())
+    def parts(one: Preset) -> set[object]:
+        weights = {(w.over, w.action, w.normalize) for w in (one.weight,) if w}
+        return weights | {(r.statistic, r.over, r.advantage) for r in one.reject} | {bool(one.veto)} - {False}
 
-    some = {name: kinds(one) for name, one in catalogue.load().items() if one.policy == preset.policy}
-    subsets = {name: len(own) for name, own in some.items() if own and own <= kinds(preset)}
-    able = (name for name in sorted(subsets, key=lambda name: -subsets[name]))
-    return next((name for name in able if sayable(catalogue.load()[name], (trainer,))), "")
+    some = [one for one in catalogue.load().values() if one.policy == preset.policy]
+    some = [one for one in some if parts(one) and parts(one) <= parts(preset)]
+    able = (one for one in sorted(some, key=lambda one: -len(parts(one))) if sayable(one, (trainer,)))
+    return next((one.name for one in able), "")
 
 
 def configured(preset: Preset, trainer: str) -> Config:
@@ -124,7 +138,7 @@ def configured(preset: Preset, trainer: str) -> Config:
     oldest, newest = "", dict[str, Any]()
     for form in (own | one for one in own["form"]):
         asked = preset.generation in form.get("generations", ()) or (not found and form.get("otherwise"))
-        if ("generations" in form or "otherwise" in form) and not asked:
+        if {"generations", "otherwise"} & form.keys() and not asked:
             continue
         try:
             settings, since, said = block(preset, form)
@@ -134,8 +148,8 @@ def configured(preset: Preset, trainer: str) -> Config:
         if found and not (settings and version(since) < version(oldest)):
             continue
         newest, oldest, until = newest or form, since, form.get("until", "")
-        versions = f"{own['name']} from {since}" if since and settings else own["name"]
-        versions += f", before {until}" if versions != own["name"] and until else ""
+        spans = [f" from {since}"] * bool(since and settings) + [f", before {until}"] * bool(until)
+        versions = own["name"] + "".join(spans if since and settings else ())
         read = ", ".join(form["read"].split(maxsplit=1))
         found += snippets(settings, own, versions=versions, read=read, current=not until)
         notes += said
@@ -143,8 +157,8 @@ def configured(preset: Preset, trainer: str) -> Config:
         raise refused[0]
     if "until" in newest:
         notes.append(f"{own['name']} from {newest['until']} cannot say this: {refused[0].message}")
-    unset = {key: evaluated(value, {"preset": preset}) for key, value in newest.get("guards", {}).items()}
-    notes += guards.differences(preset, unset)
+    guards = {key: evaluated(value, {"preset": preset}) for key, value in newest.get("guards", {}).items()}
+    notes += differences(preset, guards)
     return Config(preset.name, trainer, tuple(found), tuple(dict.fromkeys(filter(None, notes))))
 
 
@@ -181,7 +195,7 @@ def block(preset: Preset, form: Table) -> tuple[Settings, str, list[str]]:
             if again and (not row.get("join") or made[first] in settings[first].split(",")):
                 raise ConfigError(f"{worded(taken[-1])} beside another of its kind")
             settings |= {key: f"{settings[key]},{x}" if key in again else x for key, x in made.items()}
-            settings |= guards.clip(preset, form["clip"]) if row.get("clip") else {}
+            settings |= clip(preset, form["clip"]) if row.get("clip") else {}
             if "mirror" in row:
                 settings |= {row["mirror"] + key: value for key, value in settings.items() if "." not in key}
             left = [one for one in left if all(one is not part for part in taken)]
@@ -195,7 +209,7 @@ def block(preset: Preset, form: Table) -> tuple[Settings, str, list[str]]:
         raise ConfigError(worded(left[0]) if left else f"its loss, {in_words.loss(preset)}")
     known["idle"] = any(isinstance(value, float) and value in IDLE for value in settings.values())
     notes += [one["say"] for one in form.get("notes", ()) if evaluated(one.get("when", True), known)]
-    notes.append(guards.dual_clip(preset, form["clip"]) if "clip" in form else "")
+    notes.append(dual_clip(preset, form["clip"]) if "clip" in form else "")
     full, places = Settings(), form["prefix"]
     for key, value in settings.items():
         head, dot, rest = key.partition(".")
@@ -236,15 +250,14 @@ def match(row: Table, every: Sequence[Part], left: Sequence[Part], known: Table)
     """Return what a row's expressions see, with the parts that it takes; None where it does not match."""
 
     def fits(wanted: Table, one: object) -> bool:
-        values = {key: x if isinstance(x, list) else [x] for key, x in wanted.items()}
-        return all(getattr(one, key) in some for key, some in values.items())
+        return all(getattr(one, key) in (x if isinstance(x, list) else [x]) for key, x in wanted.items())
 
     names = dict(known)
     if not fits({key: row[key] for key in ("policy", "loss") if key in row}, names["preset"]):
         return None
     for kind, of in KINDS.items():
-        wanted = row.get(kind)
-        if isinstance(wanted, bool) and wanted != any(isinstance(part, of) for part in every):
+        wanted, some = row.get(kind), [part for part in every if isinstance(part, of)]
+        if isinstance(wanted, bool) and wanted != bool(some):
             return None
         if isinstance(wanted, Mapping):
             part = next((one for one in left if isinstance(one, of) and fits(wanted, one)), None)
@@ -278,6 +291,63 @@ def worded(part: Part) -> str:
     if isinstance(part, Reject):
         return f"the rule that keeps {in_words.rejection((part,))}"
     return f"the veto on {in_words.veto(part)}"
+
+
+# ---------------------------------------------------------------- the clip of the loss, and what no key says
+
+
+def clip(preset: Preset, keys: Table) -> Settings:
+    """Return the clip of the loss where it is not the trainer's default; no lower bound is 1, as r > 0.
+
+    Raises:
+        ConfigError: the ratio has no upper clip, which no trainer can express.
+    """
+    own, result = preset.clip, Settings()
+    if preset.loss in ("reinforce", "surrogate"):
+        return result
+    if own.high is None:
+        raise ConfigError("a ratio that the loss does not clip from above")
+    bounds = (1.0 if own.low is None else own.low, own.high)
+    if list(bounds) != keys["default"]:
+        pair = zip((keys["low"], keys["high"]), bounds, strict=True) if "low" in keys else ()
+        result = dict(pair) or {keys["pair"]: bounds}
+    if "dual" in keys and preset.loss != "cispo" and own.dual not in (None, DUAL):
+        result[keys["dual"]] = own.dual
+    return result
+
+
+def dual_clip(preset: Preset, keys: Table) -> str:
+    """Return a remark on the dual clip if the trainer's differs from the preset's, else ""."""
+    bound, own = preset.clip.dual, keys.get("dual_default")
+    if preset.loss == "ppo_clip" and bound is None and own is not None:
+        return f"dual clip: at most -{own:g} A here where A < 0, which the preset has not"
+    settable = "dual" in keys and bound != DUAL
+    if preset.loss != "ppo_clip" or bound is None or own is not None or settable:
+        return ""
+    needed = keys.get("dual_set", f"{keys.get('dual')} is {{:g}}").format(bound)
+    unless = f" unless {needed}" if "dual" in keys else ""
+    return f"no dual clip here{unless}; the preset bounds the loss at -{bound:g} A where A < 0"
+
+
+def differences(preset: Preset, guards: Table) -> Iterator[str]:
+    """Yield a sentence for each difference between a form's guards and the preset's."""
+    for part in (preset.weight, *preset.reject):
+        if part is None:
+            continue
+        what, key = ("weight", "clamp_at") if isinstance(part, Weight) else ("rejection", "rule_at")
+        statistic = "ratio" if isinstance(part, Weight) else part.statistic
+        bound = None if statistic in guards.get("unclamped", ()) else guards.get("clamp")
+        here, there = ("not clamped" if x is None else f"clamped to ±{x:g}" for x in (bound, part.safety))
+        place, own = (AT[at] for at in (guards.get(key, "aggregate"), part.safety_at))
+        if here != there:
+            yield f"the log-ratio of the {what} is {here} here before exp; in the preset {there}"
+        elif bound is not None and statistic in AGGREGATES and part.over != "token" and place != own:
+            yield f"the clamp of the {what} acts on {place} here, in the preset on {own}"
+    if preset.weight is not None:
+        yield guards.get("overflow", "")
+    denominator = guards.get("denominator", "all")
+    if (preset.reject or preset.veto) and denominator not in ("", preset.denominator):
+        yield DENOMINATORS[denominator]
 
 
 # ---------------------------------------------------------------- expressions
