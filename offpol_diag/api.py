@@ -666,8 +666,8 @@ def check(
         missing = f"the dump has no {' and no '.join(lacks) or 'token'}"
         raise UsageError(missing, "log it, or name other presets with --presets")
     name = f"{who}@{generation}" if who == "verl" else who
-    read = {"dump": list(dump.info.files), "logged": [str(one) for one in logged or ()]}
-    return compared(found, drawn, name).model_copy(update=read)
+    curves_of = tuple(map(str, logged or ()))
+    return replace(compared(found, drawn, name), dump=tuple(dump.info.files), logged=curves_of)
 
 
 @checked

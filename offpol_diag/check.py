@@ -11,27 +11,26 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
 import numpy as np
 import polars as pl
 from polars import selectors
-from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_validator
 
 from offpol_diag.dump.batch import Batch, joined
 from offpol_diag.dump.read import Dump
-from offpol_diag.errors import ResultError, UsageError
+from offpol_diag.errors import UsageError
 from offpol_diag.files import read
 from offpol_diag.presets import Preset
 from offpol_diag.printable import printable_json
-from offpol_diag.result import first_mistake
 from offpol_diag.trainers import named_in, trainer_named
 from offpol_diag.trainers.logged import GENERATIONS, LOGS, TRAINERS, log_of, steps_of
 
-FORMAT: Literal["offpol-diag check 2"] = "offpol-diag check 2"
+FORMAT = "offpol-diag check 2"
 NEAR, SMALL = 1e-5, 2e-3
 """Relative differences up to NEAR are what float32 rounds; of values below SMALL, up to NEAR of SMALL."""
 MOST_BYTES = 1 << 28
@@ -60,44 +59,59 @@ def finite(x: float | None) -> float | None:
     return x if x is not None and math.isfinite(x) else None
 
 
-class Row(BaseModel):
-    """One metric beside its curve."""
+@dataclass(frozen=True)
+class Row:
+    """One metric beside its curve.
 
-    name: str = Field(description="the trainer's name of it")
-    curve: str = Field(description="its name in the file of curves")
-    steps: int = Field(description="steps that both have")
-    worst: int | None = Field(description="step where they are furthest apart")
-    logged: FiniteFloat | None = Field(description="the curve there; null where it is not finite")
-    expected: FiniteFloat = Field(description="what the dump says there")
-    off: FiniteFloat | None = Field(description="how far apart, relative to the larger")
-    first: int | None = Field(description="first step that differs")
-    differs: int = Field(description="steps that differ")
+    Attributes:
+        name: the trainer's name of it.
+        curve: its name in the file of curves.
+        steps: how many steps both have.
+        worst: the step where they are furthest apart, relative to the larger.
+        logged: the curve there; None where it is not finite.
+        expected: what the dump says there.
+        off: the difference there; None where the curve is not finite.
+        first: the first step that differs; None if none does.
+        differs: how many steps differ.
+    """
+
+    name: str
+    curve: str
+    steps: int
+    worst: int | None
+    logged: float | None
+    expected: float
+    off: float | None
+    first: int | None
+    differs: int
 
 
-class Checked(BaseModel):
-    """What a trainer logs of a dump, and its own curves beside it."""
+@dataclass(frozen=True)
+class Checked:
+    """What a trainer logs of a dump, and its own curves beside it.
 
-    format: Literal["offpol-diag check 2"] = FORMAT
-    version: str = Field(default_factory=lambda: version("offpol-diag"), description="of offpol-diag")
-    dump: list[str] = Field([], description="files of the dump")
-    logged: list[str] = Field([], description="files of curves")
-    trainer: str = Field(description="with the generation of what it logs, where it has several")
-    steps: list[int | None] = Field(min_length=1, description="[null] for a dump without steps")
-    numbers: dict[str, dict[str, list[FiniteFloat | None]]] = Field(
-        min_length=1, description="preset → logged name → what the dump says at each step"
-    )
-    preset: str = Field(
-        description="the one whose numbers are laid beside the curves: most of them are equal"
-    )
-    rows: list[Row] = Field([], description="metrics with a curve, those that differ first")
-    unmatched: list[str] = Field([], description="metrics of which no single curve has the name")
-    unknown: list[str] = Field([], description="curves that are no metric of the trainer")
+    Attributes:
+        trainer: who logs, with the generation of what it logs where it has several.
+        steps: [None] for a dump without steps.
+        numbers: preset → logged name → what the dump says at each step; None where that is not finite.
+        preset: the one whose numbers are laid beside the curves: most of them are equal.
+        rows: metrics with a curve, those that differ first.
+        unmatched: metrics of which no single curve has the name.
+        unknown: curves that are no metric of the trainer.
+        dump, logged: files of the dump, and of the curves.
+        version: of offpol-diag.
+    """
 
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        if any(len(x) != len(self.steps) for one in self.numbers.values() for x in one.values()):
-            raise ValueError("a metric has no number of a step")
-        return self
+    trainer: str
+    steps: list[int | None]
+    numbers: dict[str, dict[str, list[float | None]]]
+    preset: str
+    rows: list[Row]
+    unmatched: list[str]
+    unknown: list[str]
+    dump: tuple[str, ...] = ()
+    logged: tuple[str, ...] = ()
+    version: str = field(default_factory=lambda: version("offpol-diag"))
 
     @property
     def different(self) -> list[Row]:
@@ -106,15 +120,9 @@ class Checked(BaseModel):
 
     def to_json(self) -> str:
         """Return the result as JSON."""
-        return printable_json(json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)) + "\n"
-
-
-def loads(text: str, name: str) -> Checked:
-    """Parse the JSON of a check; `name` is its name in errors."""
-    try:
-        return Checked.model_validate_json(text)
-    except ValidationError as error:
-        raise ResultError(f"{name}: {first_mistake(error)}", "give what check --json wrote") from error
+        return (
+            printable_json(json.dumps({"format": FORMAT} | asdict(self), indent=1, ensure_ascii=False)) + "\n"
+        )
 
 
 # ---------------------------------------------------------------- what the dump says
@@ -246,9 +254,9 @@ def compared(expected: Curves, logged: Curves) -> list[Row]:
             continue
         apart = {step: off(*pair) for step, pair in both.items()}
         wrong, worst = [step for step, x in apart.items() if x > NEAR], max(apart, key=apart.__getitem__)
-        at = {"worst": worst, "first": min(wrong, default=None), "differs": len(wrong), "steps": len(both)}
         (x, y), most = both[worst], finite(apart[worst])
-        rows.append(Row(name=name, curve=curve, logged=finite(x), expected=y, off=most, **at))
+        first = min(wrong, default=None)
+        rows.append(Row(name, curve, len(both), worst, finite(x), y, most, first, len(wrong)))
     return sorted(rows, key=lambda row: (row.differs > 0, row.off is None, row.off or 0.0), reverse=True)
 
 
@@ -270,12 +278,6 @@ def checked(found: Mapping[str, Curves], logged: Curves, trainer: str) -> Checke
         for preset, curves in found.items()
     }
     known = {row.name for row in rows[best]} | {row.curve for row in rows[best]}
-    return Checked(
-        trainer=trainer,
-        steps=steps,
-        numbers=numbers,
-        preset=best,
-        rows=rows[best],
-        unmatched=[name for name in found[best] if logged and name not in known],
-        unknown=[name for name in logged if name not in known],
-    )
+    unmatched = [name for name in found[best] if logged and name not in known]
+    unknown = [name for name in logged if name not in known]
+    return Checked(trainer, steps, numbers, best, rows[best], unmatched, unknown)

@@ -748,12 +748,12 @@ def gate(
 
 def piped() -> Any:
     """Return the result that is piped into standard input."""
-    from offpol_diag.result import text_of
+    from offpol_diag.result import loads, text_of
 
     if sys.stdin is None or sys.stdin.closed:
         hint = "pipe a result in: offpol-diag analyze dump.parquet --json - | offpol-diag report -"
         raise UsageError("-: nothing is piped into standard input", hint)
-    return read_result(text_of(sys.stdin.buffer, "stdin"), "stdin")
+    return loads(text_of(sys.stdin.buffer, "stdin"), "stdin")
 
 
 def _add_to_job_summary(found: Any) -> None:
@@ -843,21 +843,10 @@ def report(
     out.html = out.html or default_html([str(result)])
     with outputs(out, result, tokenizer) as files:
         from offpol_diag.report.vocabulary import with_texts
-        from offpol_diag.result import text_of
+        from offpol_diag.result import load
 
-        found = piped() if result == STDOUT else read_result(text_of(result), str(result))
+        found = piped() if result == STDOUT else load(result)
         deliver(files, with_texts(found, tokenizer), out)
-
-
-def read_result(text: str, name: str) -> Any:
-    """Return the result, or the result of a check, that a text holds."""
-    if '"offpol-diag check' in text[:100]:
-        from offpol_diag.check import loads as load_check
-
-        return load_check(text, name)
-    from offpol_diag.result import loads
-
-    return loads(text, name)
 
 
 @command

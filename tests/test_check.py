@@ -302,7 +302,7 @@ def test_numbers_are_printed_of_some_steps_and_with_v_of_every_one(dump, said):
     assert re.search(rf"step 5 +{NAME} +{said[5][NAME]:.4g}\n", every)
 
 
-def test_json_page_and_markdown_say_the_same_and_are_drawn_again(dump, said, tmp_path, monkeypatch):
+def test_json_page_and_markdown_say_the_same(dump, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     wrong = {step: of | {NAME: of[NAME] * 1.5, "<b>\x1b[2J": 1.0} for step, of in said.items()}
     history(tmp_path, wrong)
@@ -313,8 +313,6 @@ def test_json_page_and_markdown_say_the_same_and_are_drawn_again(dump, said, tmp
     assert "1 of 35 metrics differs, from step 3 on" in page
     assert "1 of 35 metrics differs, from step 3 on" in text
     assert "<b>\x1b" not in page + text
-    assert CliRunner().invoke(app, ["report", "r.json", "--html", "again.html"]).exit_code == 0
-    assert Path("again.html").read_text() == page
-    damaged = json.loads(Path("r.json").read_text()) | {"steps": []}
-    Path("bad.json").write_text(json.dumps(damaged))
-    assert CliRunner().invoke(app, ["report", "bad.json"]).exit_code == 2
+    told = json.loads(Path("r.json").read_text())
+    assert (told["rows"][0]["name"], told["rows"][0]["off"]) == (NAME, pytest.approx(1 / 3))
+    assert told["numbers"]["token_is"][NAME] == [of[NAME] for of in said.values()]
