@@ -25,10 +25,11 @@ from scipy.special import ndtr
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+
 from benchmarks import tables
 from offpol_diag.core import gap, preset_numbers, tails
 from offpol_diag.core.intervals import Formula, Groups, Reader, less
-from offpol_diag.core.state import Table, buckets_of, draws, largest_of
+from offpol_diag.core.state import TAIL, Table, buckets_of, draws
 from offpol_diag.dump.batch import mix
 from offpol_diag.number import Number
 
@@ -177,7 +178,7 @@ def dump(world: World, many: int, seed: tuple[int, ...]) -> tuple[list[dict[str,
         k3, later = (reader.column("k3") / reader.column("tokens") for reader in (one, other))
         numbers = {name: one.number(row) for name, row in ROWS.items()}
         found.append(numbers | {DIFFERENCE: less(later, k3, numbers["K3"], one.groups, "")})
-    fit = tails.fit(largest_of(delta, min(len(delta), tails.TAIL)), len(delta))
+    fit = tails.fit(np.sort(delta)[::-1][:TAIL], len(delta))
     return found, fit.k if fit else math.nan
 
 

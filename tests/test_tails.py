@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offpol_diag.core import histograms, tails
-from offpol_diag.core.state import largest_of
+from offpol_diag.core.state import State
 from tests import oracles
 from tests.reading import analyze
 
@@ -29,8 +29,8 @@ def log_weights(k, n, seed=0):
 
 
 def khat(log):
-    """Fit as a state does: to the largest values, falling, −inf where there are fewer."""
-    fitted = tails.fit(largest_of(np.asarray(log), tails.TAIL), len(log))
+    """Fit as a state does: to the largest values, falling."""
+    fitted = tails.fit(State(largest={"w": np.asarray(log)}).top("w"), len(log))
     return fitted and fitted.k
 
 

@@ -235,13 +235,13 @@ def _tails(out: Readout) -> dict[str, shown.ParetoTail]:
     """Read the largest weights of tokens and sequences, and the tails fitted to them."""
     found, prefix = {}, out.study.main.prefix
     for over in ("tokens", "sequences"):
-        top, n = out.state.largest[f"{prefix}tail.{over}"], int(out.reader.sum(over))
+        top, n = out.state.top(f"{prefix}tail.{over}"), int(out.reader.sum(over))
         fitted = tails.fit(top, n)
         if fitted is None:
             continue
         k, size = fitted.k, len(fitted.logs)
         half = 1.96 * abs(1 + k) / math.sqrt(size)  # weights taken as independent
-        last, largest = min(size, int((top > -np.inf).sum())), float(top[0])
+        last, largest = min(size, len(top)), float(top[0])
         ranks = sorted({round(last ** (i / (POINTS - 1))) for i in range(POINTS)})
         log = np.log((np.array(ranks) - 0.5) / size)  # of the share beyond
         beyond = np.expm1(-k * log) / k if k else -log

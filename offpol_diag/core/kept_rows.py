@@ -104,7 +104,7 @@ def _sequence(terms: Terms, at: int, k3_mean: Array) -> Row:
     begin, end = batch.cu_seqlens[at : at + 2].tolist()
     whole = slice(begin, end)
     if end - begin > STRIP:
-        total = np.cumsum(np.concatenate(([0.0], np.nan_to_num(terms.k3[whole]))))
+        total = np.cumsum(np.concatenate(([0.0], terms.k3[whole])))
         first = int(np.argmax(total[STRIP:] - total[:-STRIP]))
     here = slice(begin + first, min(begin + first + STRIP, end))
     lag = batch.scalars["policy_lag"][at] if "policy_lag" in batch.scalars else None
@@ -119,8 +119,8 @@ def _sequence(terms: Terms, at: int, k3_mean: Array) -> Row:
         "positions": batch.position[here].copy(),
         "token_ids": np.zeros(0, np.int64) if batch.token_ids is None else batch.token_ids[here].copy(),
         "log_ratios": np.nan_to_num(terms.delta[here]),
-        "rollout_log_probs": np.nan_to_num(terms.q[here]),
-        "train_log_probs": np.nan_to_num(terms.p[here]),
+        "rollout_log_probs": terms.q[here].copy(),
+        "train_log_probs": terms.p[here].copy(),
     }
 
 

@@ -55,9 +55,9 @@ from offpol_diag.run.ray import Engine, connected
 from offpol_diag.run.threads import Progress, Threads, own, peak_rss
 
 MADE = (
-    "there are no advantages: they are made of the rewards, normalised within each group (prompt) of a step "
-    "as GRPO does"
+    "there are no advantages: they are made of the rewards, normalised within each group (prompt) of a step"
 )
+MADE += " as GRPO does"
 
 # ---------------------------------------------------------------- before: what needs a step's rows together
 
@@ -75,19 +75,14 @@ Values = tuple[int, float, tuple[Array, ...]]
 class TooMany(DumpError):
     """The dump has more steps, or more values of a step, than are kept."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "name the column that numbers the trainer batches with --columns step=NAME")
+
 
 def refuse_steps(steps: int) -> None:
-    """Refuse too many training steps.
-
-    Raises:
-        TooMany: there are more than `MOST_STEPS`.
-    """
+    """Raise `TooMany` for more than `MOST_STEPS` training steps."""
     if steps > MOST_STEPS:
-        raise TooMany(
-            f"column 'step': the dump has more than {MOST_STEPS} training steps, and sums are kept of each",
-            "name the column that numbers the trainer batches with --column step=NAME, or analyze the dump "
-            "in parts",
-        )
+        raise TooMany(f"column 'step': more than {MOST_STEPS} training steps, and sums are kept of each")
 
 
 @dataclass(frozen=True)
@@ -134,12 +129,10 @@ class Seen:
             before = values.get(key, (0, 0.0, ()))
             values[key] = before[0] + below, before[1] + total, before[2] + others
             if sum(map(len, values[key][2])) > MOST_VALUES:
-                raise TooMany(
+                what = (
                     f"a step has more than {MOST_VALUES >> 20} M tokens above the bound of a rule over the "
-                    "trainer batch (M2PO), which sorts them in memory",
-                    "leave such presets out, or name the column that numbers the trainer batches with "
-                    "--column step=NAME",
                 )
+                raise TooMany(f"{what}trainer batch (M2PO), which sorts them in memory")
         refuse_steps(len({step for _, step in values}))
         return Seen(values, self.rewards + other.rewards)
 
@@ -261,23 +254,14 @@ class Observe:
             ranges |= gap.ranges(terms, sums)
             states.append(tails.observe(terms, sums[f"{terms.drift.prefix}d"], buckets))
         pieces = places.cut(main)
-        states += [
-            histograms.observe(main),
-            kept_rows.observe(main, groups),
-        ]
+        states += [histograms.observe(main), kept_rows.observe(main, groups)]
         if study.pairs:
             states.append(kept_rows.observe_drops(main, buckets, study.pairs))
 
         of_presets = to_host(started)
-        kept, left, weighted = (
-            preset_numbers.one_column(of_presets, name, some)
-            for name, some in (
-                ("kept", study.families),
-                ("left", presets),
-                ("weighted", presets if study.lag_0 else ()),
-            )
-        )
-        more = {places.LENGTH: left, places.LAG: weighted}
+        named = partial(preset_numbers.one_column, of_presets)
+        kept, fresh = named("kept", study.families), named("weighted", presets if study.lag_0 else ())
+        more = {places.LENGTH: named("left", presets), places.LAG: fresh}
         tables = places.observe(main, pieces, columns, more, buckets, study.group_by)
         tables |= charts.observe(main, study.drifts, pieces[0], columns, kept, buckets)
         states.append(preset_numbers.observe(of_presets, presets, buckets, batch.steps))
@@ -354,14 +338,8 @@ def examine(
         ClusterError: the cluster cannot be reached, or does not do its work.
     """
     began, chosen = time.perf_counter(), catalogue.load().resolve(presets)
-    study = replace(
-        Study.of(dump.info.columns, chosen),
-        group_by=tuple(group_by),
-        seed=seed,
-        against=against,
-        by_step=tuple(by_step),
-        lag_0=lag_0,
-    )
+    asked = {"group_by": tuple(group_by), "by_step": tuple(by_step), "seed": seed, "against": against}
+    study = Study.of(dump.info.columns, chosen, lag_0=lag_0, **asked)
     if engine == "local":
         choice = devices(device, worth_a_gpu(dump.tokens, len(study.presets)))
     else:  # each task that has a GPU sees no other; the engine refuses cuda:N

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -44,11 +44,10 @@ class SequenceWriter:
         try:
             yield writer
         finally:
-            try:
+            with suppress(OSError):  # of a writer that failed
                 writer.close()
-            finally:
-                writer.rows.unlink(missing_ok=True)
-                writer.divided.unlink(missing_ok=True)
+            writer.rows.unlink(missing_ok=True)
+            writer.divided.unlink(missing_ok=True)
 
     def write(self, table: pa.Table) -> None:
         """Append the rows of a batch."""
@@ -60,7 +59,6 @@ class SequenceWriter:
         """Close the file."""
         if self._writer is not None:
             self._writer.close()
-            self._writer = None
 
     def finish(self, factors: Factors) -> None:
         """Divide normalised weights by their trainer batch's factor, and rename the file to its target."""

@@ -33,6 +33,8 @@ MOST_PLACES = 4096
 """Most values of a column that are places of their own; all others are one, `OTHERS`."""
 OTHERS = "\0others"
 """The place of all values that are not kept; no label of a dump holds a NUL."""
+TAIL = 1 << 15
+"""Largest values kept for a tail fit: enough for M = 3√n up to n = 1.2e8; a smaller tail is fitted beyond."""
 MOST_STEPS = 64
 """Most groups of steps where steps are grouped."""
 
@@ -272,17 +274,9 @@ def _sorted(places: Array, buckets: Array) -> tuple[Array, Array]:
     return order, np.flatnonzero(new)
 
 
-def largest_of(x: Array, k: int) -> Array:
-    """Return the k largest of x [..., N] along the last axis, falling; −inf where there are fewer."""
-    beyond = x.shape[-1] - k
-    if beyond < 0:
-        x = np.concatenate((x, np.full((*x.shape[:-1], -beyond), -np.inf)), axis=-1)
-    if beyond > 2 * k:
-        rising = np.sort(np.partition(x, beyond, axis=-1)[..., beyond:], axis=-1)
-    else:
-        rising = np.sort(x, axis=-1, kind="stable")  # which takes sorted parts as they are
-    result: Array = rising[..., ::-1][..., :k].copy()
-    return result
+def largest_of(x: Array) -> Array:
+    """Return the `TAIL` largest of x [N], or all of a few times as many, in any order."""
+    return np.partition(x, -TAIL)[-TAIL:] if len(x) > 4 * TAIL else x
 
 
 # ---------------------------------------------------------------- the whole
@@ -297,7 +291,7 @@ class State:
         tables: sums by place and bucket.
         counts: sums that need no interval, as histograms are.
         ranges: smallest and largest value by name.
-        largest: the k largest values along the last axis, falling; −inf where there are fewer.
+        largest: the `TAIL` largest values, and perhaps more, in any order.
         records: rows that are kept as they are (`kept_rows`); each has a `merge`.
     """
 
@@ -325,11 +319,7 @@ class State:
             _merged(Table.merge, *tables),
             _merged(np.add, self.counts, other.counts),
             _merged(lambda a, b: (min(a[0], b[0]), max(a[1], b[1])), self.ranges, other.ranges),
-            _merged(
-                lambda a, b: largest_of(np.concatenate((a, b), axis=-1), a.shape[-1]),
-                self.largest,
-                other.largest,
-            ),
+            _merged(lambda a, b: largest_of(np.concatenate((a, b))), self.largest, other.largest),
             _merged(lambda a, b: a.merge(b), self.records, other.records),
         )
 
@@ -337,6 +327,11 @@ class State:
     def joined(cls, *states: State) -> State:
         """Merge several."""
         return reduce(State.merge, states, cls())
+
+    def top(self, name: str) -> Array:
+        """Return the largest values, falling, at most `TAIL`."""
+        found: Array = np.sort(self.largest[name])[::-1][:TAIL]
+        return found
 
     @property
     def counted(self) -> bool:

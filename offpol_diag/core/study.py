@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -44,13 +45,13 @@ class Study:
     lag_0: bool = False
 
     @classmethod
-    def of(cls, columns: Collection[str], presets: Sequence[Preset] = ()) -> Study:
-        """Return what a dump with these canonical columns allows."""
+    def of(cls, columns: Collection[str], presets: Sequence[Preset] = (), **asked: Any) -> Study:
+        """Return what a dump with these canonical columns allows; `asked` are other attributes."""
         have = frozenset(columns)
         makes = "advantages" not in have and {"rewards", "group_id"} <= have
         have |= {"advantages"} if makes else set()
         able = tuple(preset for preset in presets if not preset.lacking(have))
-        return cls(able, have, makes)
+        return cls(able, have, makes, **asked)
 
     @property
     def drifts(self) -> tuple[Drift, ...]:

@@ -17,15 +17,10 @@ import numpy as np
 
 from offpol_diag.core.formulas import LARGEST
 from offpol_diag.core.gap import CHI2_SEQUENCE, Drift, Terms
-from offpol_diag.core.histograms import SIZE, index, of_lattice
+from offpol_diag.core.histograms import SIZE, edges, index, of_lattice
 from offpol_diag.core.intervals import Formula, Reader, known
-from offpol_diag.core.state import Array, State, Table, largest_of
+from offpol_diag.core.state import TAIL, Array, State, Table
 from offpol_diag.number import OVERFLOWS, Number, Numbers
-
-TAIL = 1 << 15
-"""Largest values kept for a tail fit: enough for M = 3√n up to n = 1.2e8; beyond that a smaller tail is
-fitted.
-"""
 
 
 def observe(terms: Terms, total: Array, buckets: Array) -> State:
@@ -36,17 +31,15 @@ def observe(terms: Terms, total: Array, buckets: Array) -> State:
     """
     prefix, at = terms.drift.prefix, index(terms.k3)
     logs = np.where(terms.tokens.batch.lengths > 0, total, -np.inf)
-    counts = {"d": np.bincount(index(terms.delta), minlength=SIZE).astype(np.float64)}
-    counts["k3"] = np.stack([np.bincount(at, x, SIZE).astype(np.float64) for x in (None, terms.k3)])
+    bins = np.bincount(index(terms.delta), minlength=SIZE)
+    k3 = np.stack([np.bincount(at, x, SIZE).astype(np.float64) for x in (None, terms.k3)])
+    lowest = SIZE - 1 - int(np.searchsorted(np.cumsum(bins[::-1]), TAIL))  # the bin of the last that is kept
+    largest = terms.delta[terms.delta >= edges()[lowest]] if lowest > 0 else terms.delta
+    products = {f"{prefix}w": logs, f"{prefix}ww": 2 * logs}
     return State(
-        tables={
-            f"{prefix}products": Table.of({f"{prefix}w": logs, f"{prefix}ww": 2 * logs}, buckets, kind="logs")
-        },
-        counts={f"{prefix}bins.{name}": x for name, x in counts.items()},
-        largest={
-            f"{prefix}tail.tokens": largest_of(terms.delta, TAIL),
-            f"{prefix}tail.sequences": largest_of(logs, TAIL),
-        },
+        tables={f"{prefix}products": Table.of(products, buckets, kind="logs")},
+        counts={f"{prefix}bins.d": bins.astype(np.float64), f"{prefix}bins.k3": k3},
+        largest={f"{prefix}tail.tokens": largest, f"{prefix}tail.sequences": logs[logs > -np.inf]},
     )
 
 
@@ -84,16 +77,15 @@ def fit(largest: Array, n: int) -> Fit | None:
     """Fit the largest M = min(n/5, 3√n) of n weights; None when the tail is constant or too short.
 
     Args:
-        largest: log-weights, falling, of which −inf is none; M is smaller where there are too few.
+        largest: log-weights, falling; M is smaller where there are too few.
         n: number of weights.
     """
-    top = largest[largest > -math.inf]
-    size = min(math.ceil(min(n / 5, 3 * math.sqrt(n))), len(top) - 1)
+    size = min(math.ceil(min(n / 5, 3 * math.sqrt(n))), len(largest) - 1)
     if size < SMALLEST_TAIL:
         return None
-    logs, above = top[:size][::-1], float(top[size])
+    logs, above = largest[:size][::-1], float(largest[size])
     # w − u as w (1 − u/w): the difference of weights that are nearly equal would lose its digits.
-    beyond = np.exp(logs - top[0]) * -np.expm1(above - logs)
+    beyond = np.exp(logs - largest[0]) * -np.expm1(above - logs)
     # One equal to the threshold, but for rounding, has no exceedance; the fit takes reciprocals.
     there = (logs - above > ROUNDING * max(abs(above), 1.0)) & (beyond > 1e-300)
     exceedances = beyond[there]
@@ -159,7 +151,7 @@ def numbers(reader: Reader, state: State, drift: Drift) -> Numbers:
     """
     prefix, tokens, sequences = drift.prefix, reader.sum("tokens"), reader.sum("sequences")
     khat_t, khat_s = (
-        _khat(state.largest[f"{prefix}tail.{over}"], int(n), Number(over=over, formula=text))
+        _khat(state.top(f"{prefix}tail.{over}"), int(n), Number(over=over, formula=text))
         for over, n, weight in (("tokens", tokens, "r"), ("sequences", sequences, "e^{ΣΔ}"))
         for text in [f"generalised Pareto shape of the largest weights {weight}; {_LIMIT}"]
     )
