@@ -207,7 +207,7 @@ def test_a_cause_as_markdown(tmp_path):
     assert ran.exit_code == 0
     assert explain("off_by_one", "--md", "-").stdout == drawn
     assert drawn.startswith("# off_by_one\n")
-    assert "- **Look-alikes**\n  - row_permutation: " in drawn
+    assert "- **Look-alikes**\n  retokenization: " in drawn
 
 
 @pytest.mark.parametrize("command", ["doctor", "analyze"])

@@ -15,7 +15,7 @@ from scipy import stats
 
 from offpol_diag.diagnosis.causes.boundary import Boundary
 from offpol_diag.diagnosis.causes.context import WrongContext
-from offpol_diag.diagnosis.causes.special_token import SpecialToken
+from offpol_diag.diagnosis.causes.ids import SpecialToken
 from offpol_diag.diagnosis.rows import SURE, Rows, bound
 from tests.reading import analyze
 

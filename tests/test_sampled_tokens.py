@@ -13,7 +13,7 @@ from faults import Policy, colder, penalised
 from faults import responses as sampled
 
 from offpol_diag.diagnosis.causes.constants import Sentinel
-from offpol_diag.diagnosis.causes.special_token import SpecialToken
+from offpol_diag.diagnosis.causes.ids import SpecialToken
 from offpol_diag.diagnosis.rows import Rows
 from tests.reading import analyze
 

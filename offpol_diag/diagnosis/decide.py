@@ -141,20 +141,18 @@ MISALIGNED = ("off_by_one", "row_permutation", "wrong_context")
 
 def in_a_group(rows: Rows) -> Iterator[Found]:
     """Find what one group alone has: a cause in its sequences, or a mismatch larger than elsewhere."""
-    fault = GroupFault()
-    group = fault.group(rows)
+    group = GroupFault().look_alone(rows)
     if group is None:
         return
-    without = rows.only(~group.at)
+    without = rows.only(~group.sequences)
     others = {one.id for one in search(without)[0]}
-    for one in search(rows.only(group.at))[0]:
+    for one in search(rows.only(group.sequences))[0]:
         if one.id not in others:
             words = {**one.words, "after": "without these sequences"}
             rest = {"repaired": without, "exact": one.exact, "words": words, "where": group.where}
-            yield one.cause.of_sequences(one.evidence, rows, group.at, **rest)
+            yield one.cause.of_sequences(one.evidence, rows, group.sequences, **rest)
             return
-    if (apart := fault.stands_out(rows, group)) is not None:
-        yield replace(apart, where=group.where)
+    yield group
 
 
 def alone(rows: Rows) -> Iterator[Found]:

@@ -5,21 +5,16 @@ from __future__ import annotations
 from offpol_diag.diagnosis.cause import Cause
 from offpol_diag.diagnosis.causes.boundary import Boundary
 from offpol_diag.diagnosis.causes.breaks import LongContext, Retokenization
-from offpol_diag.diagnosis.causes.constants import CopiedMean, Sentinel, WrongMask
+from offpol_diag.diagnosis.causes.constants import CopiedMean, LowPrecision, Sentinel, WrongMask
 from offpol_diag.diagnosis.causes.context import WrongContext
 from offpol_diag.diagnosis.causes.group import GroupFault
-from offpol_diag.diagnosis.causes.model import ModelDiffers
-from offpol_diag.diagnosis.causes.numerics import MoeOutliers, Numerics
+from offpol_diag.diagnosis.causes.honest import MoeOutliers, Numerics, QuantizedRollout, Stale
+from offpol_diag.diagnosis.causes.ids import RepetitionPenalty, SpecialToken
 from offpol_diag.diagnosis.causes.order import RowPermutation, SegmentOrder
-from offpol_diag.diagnosis.causes.penalty import RepetitionPenalty
-from offpol_diag.diagnosis.causes.quantized import QuantizedRollout
 from offpol_diag.diagnosis.causes.sampling import RawLogProbs, TrainerTemperature, TruncatedSampling
 from offpol_diag.diagnosis.causes.shift import OffByOne
-from offpol_diag.diagnosis.causes.special_token import SpecialToken
-from offpol_diag.diagnosis.causes.stale import Stale
-from offpol_diag.diagnosis.causes.storage import LowPrecision
 from offpol_diag.diagnosis.causes.top1 import Top1Logged
-from offpol_diag.diagnosis.causes.weights import WeightsNotSynced
+from offpol_diag.diagnosis.causes.weights import ModelDiffers, WeightsNotSynced
 from offpol_diag.errors import UsageError, did_you_mean
 
 CAUSES: tuple[Cause, ...] = (

@@ -37,22 +37,11 @@ class LongContext(Cause):
     id = "long_context"
     sentence = "beyond about token {where} engine and trainer compute different things"
     violates = "kernels and weights differ at every position alike"
-    confirm = (
-        "score one long response with the engine's prefill (prompt_logprobs), with its decode, and with the "
-        "trainer at batch size 1; the one that stands alone beyond token {where} is off"
-    )
-    fix = (
-        "switch off what only acts on long contexts: vLLM --disable-cascade-attn, "
-        "--no-enable-chunked-prefill, a KV cache in fp8, a sliding window, rope scaling that differs, "
-        "position ids in bf16 (exact up to 256)"
-    )
+    confirm = "score one long response by the engine's prefill, its decode and the trainer: one stands alone"
+    fix = "switch off cascade attention, an fp8 cache, a window, RoPE scaling and position ids in bf16"
     after = "without what lies beyond"
     ruled_out = "a position from which on the columns disagree"
-    apart = {
-        "retokenization": "There each sequence breaks at a place of its own.",
-        "model_differs": "There all positions are off, some more.",
-        "stale": "Partial rollouts switch weights at a place of their own: weight_versions tell.",
-    }
+    apart = {"retokenization": "There each sequence breaks at a place of its own."}
     blanks = {"where": "N"}
 
     def look(self, rows: Rows) -> Found | None:
@@ -99,25 +88,13 @@ class Retokenization(Cause):
     """
 
     id = "retokenization"
-    sentence = (
-        "{share} of the sequences break at some token: from there on the columns belong to different text"
-    )
+    sentence = "{share} of the sequences break at a token: behind it the columns belong to different text"
     violates = "columns that agree token by token do not stop to within a sequence"
-    confirm = (
-        "decode token_ids of the sequences named here around the break; compare with the ids that the engine "
-        "returned"
-    )
-    fix = (
-        "train on the engine's token ids (vLLM: return_token_ids / prompt_token_ids; SGLang: output_ids) "
-        "instead of tokenizing the text again"
-    )
+    confirm = "decode token_ids of these sequences around the break, and compare with the engine's ids"
+    fix = "train on the engine's token ids (vLLM: return_token_ids; SGLang: output_ids), not on text again"
     after = "without what follows the breaks"
     ruled_out = "sequences that break at a token"
-    apart = {
-        "off_by_one": "There the whole response is shifted, from its first token on.",
-        "wrong_context": "There the whole response differs, most at its beginning.",
-        "long_context": "There the break is at the same position in all sequences.",
-    }
+    apart = {"off_by_one": "There the whole response is shifted."}
     blanks = {"share": "some"}
 
     def look(self, rows: Rows) -> Found | None:

@@ -1,4 +1,4 @@
-"""One value in place of log-probs: missing ones, tokens that were not sampled, a mean."""
+"""Values that are counted: one in place of missing log-probs, unsampled tokens or means; those of a grid."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
-from offpol_diag.diagnosis.rows import Floats, Rows, percent
+from offpol_diag.diagnosis.rows import Flags, Floats, Rows, percent
 
 IMPOSSIBLE, LOWEST = -90.0, -1000.0
 """Log-prob below which a round number is no token's that was sampled, nats, and below which none is."""
@@ -24,6 +24,14 @@ below −1 there, in that of tokens of any kind: 21 to 55% in models of six arch
 RUN, PADDED, ORDINARY = 1.6, 0.3, 0.3
 """Mean run of constants from which they are no single tokens; least share of sequences that end in padding,
 and of these whose last token is none of a policy that has become certain by degrees."""
+GRIDS = {
+    "bfloat16": (8, "0.002%"),
+    "float16": (11, "0.01%"),
+    **{f"{places}-decimal": (places, "2%") for places in (1, 2, 3, 4)},
+}
+"""Number format → its significant bits or decimals, and the share of values on it by chance."""
+ON_GRID, VALUES, DIFFERENT = 0.98, 50, 20
+"""Least share of values on a grid (some are written by another path), fewest values and different ones."""
 
 
 class Sentinel(Cause):
@@ -38,17 +46,10 @@ class Sentinel(Cause):
     sentence = "{share} of the {column} log-probs are the constant {value}, which stands for a missing value"
     violates = "log-probs of sampled tokens vary; one value does not come again and again"
     confirm = "look at these tokens in what the {side} returns: a missing log-prob is filled in on the way"
-    fix = (
-        "keep such tokens out of the loss (response_mask 0), and find where they get lost: streamed chunks, "
-        "aborted and resumed requests, an appended end-of-sequence token"
-    )
+    fix = "mask such tokens, and find where they get lost: aborted requests, streams, an appended end token"
     after = "with these tokens masked"
     ruled_out = "constants in place of log-probs"
-    apart = {
-        "wrong_mask": "There the tokens were never sampled, and stand in blocks.",
-        "boundary": "There the last token has a varying, wrong value.",
-        "low_precision_storage": "Rounding leaves many values of a grid.",
-    }
+    apart = {"wrong_mask": "There the tokens were never sampled, and stand in blocks."}
     blanks = {"side": "engine or trainer"}
 
     def look(self, rows: Rows) -> Found | None:
@@ -88,16 +89,10 @@ class WrongMask(Cause):
     sentence = "the response mask includes tokens that were not sampled: tool output or padding"
     violates = "a token that the engine did not sample has no rollout log-prob"
     confirm = "print response_mask beside the text of the sequences named here"
-    fix = (
-        "set response_mask to 0 on tool output, observations and padding (in multi-turn rollouts: 1 only on "
-        "tokens that the model generated)"
-    )
+    fix = "set response_mask to 0 on tool output, observations and padding"
     after = "with these tokens masked"
     ruled_out = "unsampled tokens inside the mask"
-    apart = {
-        "sentinel": "A lost log-prob of a sampled token is the same constant, at single tokens.",
-        "wrong_context": "There whole responses differ, from their first token on.",
-    }
+    apart = {"sentinel": "A lost log-prob is the same constant, at single tokens."}
 
     def look(self, rows: Rows) -> Found | None:
         """Find sequences of one length that end in runs of one constant in both columns.
@@ -138,10 +133,7 @@ class CopiedMean(Cause):
     sentence = "the {column} column holds one value for each sequence, copied to all of its tokens"
     violates = "no two log-probs of a response are equal"
     confirm = "print one sequence of the {column} column before anything is averaged"
-    fix = (
-        "write the log-prob of each sampled token: no mean over the sequence (a masked mean, or "
-        "cumulative_logprob / length) before it"
-    )
+    fix = "write the log-prob of each sampled token: no masked mean, no cumulative_logprob / length"
     apart = {"sentinel": "A sentinel is the same in all responses."}
     blanks = {"column": "rollout or train"}
 
@@ -227,3 +219,51 @@ def _chosen(x: Floats, value: float) -> bool:
 def written(value: float) -> str:
     """Return a constant in words."""
     return "0.0" if value == 0 else f"{value:.7g}"
+
+
+class LowPrecision(Cause):
+    """Log-probs were rounded before they were written.
+
+    All values lie on a grid: bf16 steps of 0.0078 near −1 and 0.0625 near −10, fp16, or three decimals of
+    JSON. K3 near 10⁻⁵ to 10⁻³ that no kernel explains, equal for all tokens of a size.
+    """
+
+    id = "low_precision_storage"
+    sentence = "the {column} log-probs were rounded to {grid} before they were written"
+    violates = "log-probs in float32 do not lie on such a grid"
+    confirm = "the dtype of the tensor when it is gathered, cast or serialised"
+    fix = "compute log-softmax in float32 and keep it so: no .to(torch.bfloat16), no rounding in JSON"
+    ruled_out = "rounded log-probs"
+    apart = {"numerics": "Kernels leave noise at any value, not a grid."}
+
+    def look(self, rows: Rows) -> Found | None:
+        for name, x in (("rollout", rows.q), ("train", rows.p)):
+            some = x[(x < -1e-4) & (x > -60)]
+            if len(some) < VALUES or len(np.unique(some)) < DIFFERENT:
+                continue
+            for grid, (bits, chance) in GRIDS.items():
+                share = float(np.mean(_on(grid, bits, some)))
+                if share <= ON_GRID:
+                    continue
+                evidence = (
+                    f"{percent(share)} of the {name} log-probs are {grid} numbers (by chance: {chance})"
+                )
+                q, p = (np.where(y == 0, -1e-6, y) for y in (rows.q, rows.p))  # what was rounded to 0
+                words = {"column": name, "grid": grid}
+                return self.of_all(evidence, rows, exact=True, repaired=replace(rows, q=q, p=p), words=words)
+        return None
+
+    def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
+        bits = rows.q.astype(np.float32).view(np.uint32) + np.uint32(0x8000)
+        return replace(rows, q=(bits & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64))
+
+
+def _on(grid: str, bits: int, x: Floats) -> Flags:
+    """Return which values are numbers of a grid."""
+    single = x.astype(np.float32)
+    if grid == "bfloat16":
+        return np.asarray((single.view(np.uint32) & 0xFFFF) == 0)
+    if grid == "float16":
+        return np.asarray(single.astype(np.float16) == single)
+    scaled = x * 10.0**bits
+    return np.asarray(np.abs(scaled - np.rint(scaled)) < 0.01)

@@ -43,10 +43,7 @@ class WrongContext(Cause):
     fix = "apply the chat template once, with the same system prompt and tools, and pass prompt ids, not text"
     after = "without these sequences, or from token 32 on where all are concerned"
     ruled_out = "responses scored after another prompt"
-    apart = {
-        "retokenization": "There the prompt is right and the response breaks at a token.",
-        "model_differs": "There the excess does not decay.",
-    }
+    apart = {"model_differs": "There the excess does not decay."}
     blanks = {"share": "some or all"}
 
     def look(self, rows: Rows) -> Found | None:

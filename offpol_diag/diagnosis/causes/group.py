@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,23 +20,6 @@ HELD, MOSTLY, CHANCE = 0.95, 0.6, 9.0
 of the place; and −log of the chance that all of these are in it."""
 
 
-@dataclass(frozen=True)
-class Group:
-    """A group whose sequences differ more than others of the same step and lag.
-
-    Attributes:
-        name: of the column.
-        where: the group in words.
-        at: its sequences, [S].
-        times: factor of mean |Δ|.
-    """
-
-    name: str
-    where: str
-    at: Flags
-    times: float
-
-
 class GroupFault(Cause):
     """One engine, host or other group stands out.
 
@@ -49,40 +32,33 @@ class GroupFault(Cause):
     sentence = "sequences with {where} differ {times}-fold more than the others"
     violates = "engines with the same weights and kernels differ alike"
     confirm = "restart or replace what is behind {where}, and compare again"
-    fix = (
-        "check the weights, the version and the flags of {where}: a replica that missed a weight sync, "
-        "another dtype or kernel"
-    )
+    fix = "check the weights, the version and the flags of {where}: did it miss a weight sync?"
     after = "without these sequences"
     ruled_out = "one engine, host or other group that stands out"
     apart = {"quantized_rollout": "A group of another precision is honest where the dump says so."}
     blanks = {"where": "one value of a column", "times": "several"}
 
-    def group(self, rows: Rows) -> Group | None:
-        """Return the group that differs most in mean |Δ| from what is usual at its own step and lag."""
-        found, logs, weights = list[Group](), np.log(np.maximum(rows.level, 1e-9)), alike(rows)
+    def look_alone(self, rows: Rows) -> Found | None:
+        """Find the group that differs most in mean |Δ| from what is usual at its own step and lag."""
+        best, found, logs, weights = 0.0, None, np.log(np.maximum(rows.level, 1e-9)), alike(rows)
         for one in np.unique(weights):
             logs[weights == one] -= np.median(logs[weights == one])
-        for name, parts in partitions(rows):
-            for value, at in parts.items() if name != "step" else ():
-                if min(at.sum(), (~at).sum()) < FEWEST or at.mean() > MOST:
-                    continue
-                gap = float(logs[at].mean() - logs[~at].mean())
-                error = np.hypot(*(logs[some].std() / np.sqrt(some.sum()) for some in (at, ~at)))
-                if gap > ERRORS * error and np.exp(gap) > TIMES:
-                    found.append(Group(name, f"{name} = {value}", at, float(np.exp(gap))))
-        return max(found, key=lambda one: one.times, default=None)
-
-    def stands_out(self, rows: Rows, one: Group) -> Found | None:
-        """Return the finding that a group differs, whatever the cause."""
-        if one.times < (TIMES if MACHINES.search(one.name.lower()) else PLAIN_TIMES):
-            return None
-        evidence = (
-            f"mean |Δ| of a sequence is {np.median(rows.level[one.at]):.2g} nats with {one.where} "
-            f"({int(one.at.sum()):,} sequences) and {np.median(rows.level[~one.at]):.2g} with others, medians"
-        )
-        rest = {"repaired": rows.only(~one.at), "words": {"times": f"{one.times:.0f}"}, "where": one.where}
-        return self.of_sequences(evidence, rows, one.at, **rest)
+        every = ((name, *one) for name, parts in partitions(rows) if name != "step" for one in parts.items())
+        for name, value, at in every:
+            if min(at.sum(), (~at).sum()) < FEWEST or at.mean() > MOST:
+                continue
+            gap = float(logs[at].mean() - logs[~at].mean())
+            error = np.hypot(*(logs[some].std() / np.sqrt(some.sum()) for some in (at, ~at)))
+            times = TIMES if MACHINES.search(name.lower()) else PLAIN_TIMES
+            if gap > max(best, ERRORS * error, np.log(times)):
+                evidence = (
+                    f"mean |Δ| of a sequence is {np.median(rows.level[at]):.2g} nats with {name} = {value} "
+                    f"({int(at.sum()):,} sequences) and {np.median(rows.level[~at]):.2g} with others, medians"
+                )
+                words = {"times": f"{np.exp(gap):.0f}"}
+                rest = {"repaired": rows.only(~at), "words": words, "where": f"{name} = {value}"}
+                best, found = gap, self.of_sequences(evidence, rows, at, **rest)
+        return found
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         host = np.arange(rows.sequences) % 4

@@ -58,16 +58,10 @@ class RowPermutation(Cause):
     sentence = "rows are permuted: train log-probs stand beside another sequence's rollout log-probs"
     violates = "both columns are about the same sequence"
     confirm = "rows whose train log-probs belong to another row: {examples}"
-    fix = (
-        "restore the order after dynamic batching or sorting by length (verl: revert_dynamic_batch, "
-        "restore_dynamic_batch indices on every log-prob tensor), or join by sequence id"
-    )
+    fix = "restore the order after dynamic batching or sorting by length, or join by sequence id"
     after = "with the rows matched"
     ruled_out = "permuted rows"
-    apart = {
-        "off_by_one": "There the same row fits after a shift.",
-        "wrong_context": "There columns correlate, at a higher level of mismatch.",
-    }
+    apart = {"off_by_one": "There the same row fits after a shift."}
     blanks = {"examples": "the answer names some"}
 
     def look(self, rows: Rows) -> Found | None:
@@ -157,22 +151,13 @@ class SegmentOrder(Cause):
     """
 
     id = "segment_order"
-    sentence = (
-        "parts of a row stand in the wrong order: one column's pieces equal the other's elsewhere in the row"
-    )
+    sentence = "parts of a row stand in the wrong order: one column's pieces equal the other's elsewhere"
     violates = "both columns are about the same token"
     confirm = "compare one named row without context parallelism: its columns then line up"
-    fix = (
-        "put the pieces of context parallelism back in order (zigzag: rank i holds pieces i and 2n − 1 − i) "
-        "before log-probs are joined, and cut labels, masks and positions alike"
-    )
+    fix = "put the pieces of context parallelism back in order (zigzag: rank i has pieces i and 2n − 1 − i)"
     after = "with the pieces put back"
     ruled_out = "parts of a row in the wrong order"
-    apart = {
-        "off_by_one": "There the whole row fits at one shift.",
-        "row_permutation": "There another row's values fit.",
-        "rollout_raw_logprobs": "There every token differs a little, and no piece fits elsewhere.",
-    }
+    apart = {"off_by_one": "There the whole row fits at one shift."}
 
     def look(self, rows: Rows) -> Found | None:
         bad = np.flatnonzero((rows.level > BAD) & (rows.lengths >= 2 * WINDOW))

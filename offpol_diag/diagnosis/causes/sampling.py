@@ -131,10 +131,7 @@ class TruncatedSampling(Cause):
     fix = "sample with top_p=1.0, top_k=-1 and min_p=0, or apply the same filter to the trainer's logits"
     after = "with the rollout log-probs renormalised over the whole vocabulary (approximate)"
     ruled_out = "top-p or top-k on one side"
-    apart = {
-        "rollout_raw_logprobs": "There K1 is negative or E[r] above 1.",
-        "trainer_temperature": "There E[r] is 1, and r lies on both sides.",
-    }
+    apart = {"rollout_raw_logprobs": "There K1 is negative or E[r] above 1."}
 
     def look(self, rows: Rows) -> Found | None:
         seen = rows.once(Identities.of)
@@ -175,11 +172,7 @@ class RawLogProbs(Cause):
         "--enable-return-processed-logprobs or temperature 1)"
     )
     ruled_out = "tokens sampled from another distribution than the logged one"
-    apart = {
-        "trainer_temperature": "There the trainer forgets the temperature: E[r] is 1 and K1 positive.",
-        "repetition_penalty": "There the identities break for ids seen before.",
-        "top1_logged": "There the logged number is never below the sampled token's.",
-    }
+    apart = {"trainer_temperature": "There E[r] is 1 and K1 positive."}
     blanks = {"temperature": ""}
 
     def look(self, rows: Rows) -> Found | None:
@@ -234,15 +227,9 @@ class TrainerTemperature(Cause):
     sentence = "the trainer divides its logits by {times} times the sampling temperature"
     violates = "log π_train is not a power of log π_rollout under any noise or staleness"
     confirm = "look for the division by temperature in the trainer's log-prob computation"
-    fix = (
-        "divide the logits by the sampling temperature, once, before log-softmax (verl: "
-        "actor_rollout_ref.rollout.temperature reaches compute_log_prob; TRL: temperature in GRPOConfig)"
-    )
+    fix = "divide the logits by the sampling temperature, once, before log-softmax"
     ruled_out = "a temperature on one side only"
-    apart = {
-        "rollout_raw_logprobs": "There the engine's numbers are at another temperature: E[r] is not 1.",
-        "stale": "Stale weights keep the slope of the line at 1 and vanish at lag 0.",
-    }
+    apart = {"rollout_raw_logprobs": "There E[r] is not 1."}
     blanks = {"times": "another number"}
 
     def look(self, rows: Rows) -> Found | None:

@@ -35,11 +35,7 @@ class OffByOne(Cause):
     fix = "{slice}; logits at position t − 1 score token t, so slice logits[:, :-1] and tokens[:, 1:]"
     after = "with the shift undone"
     ruled_out = "columns shifted against each other (by up to 8 tokens)"
-    apart = {
-        "row_permutation": "There no shift helps; another row's values fit.",
-        "retokenization": "There the columns agree up to some token, and are shifted only behind it.",
-        "boundary": "There one token per sequence is wrong, and the others agree in place.",
-    }
+    apart = {"retokenization": "There the columns agree up to some token, and are shifted behind it."}
     blanks = {"tokens": "the number of tokens in the answer", "slice": "move one column"}
 
     def look(self, rows: Rows) -> Found | None:

@@ -1,0 +1,171 @@
+"""Honest mismatches: older weights, few bits, experts routed otherwise, other kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from offpol_diag.diagnosis.cause import Cause, Found
+from offpol_diag.diagnosis.numbers import HEALTHY_K3
+from offpol_diag.diagnosis.recorded import FOUR_BITS, Recorded
+from offpol_diag.diagnosis.rows import Rows, jittered, percent
+from offpol_diag.diagnosis.seen import CUT, OUTLYING, RISING, ROUNDED, STALE, SYSTEMATIC, Seen, holding
+
+MOST_K3 = 0.1
+"""K3, nats, up to which quantised weights of 8 bits may be the whole cause: the published band above it is
+severe. In real rollouts of 4 bits it reaches 0.13, which the ceiling of the format bounds."""
+WIDELY = 0.5
+"""Level of a usual token above which quantised weights alone do not fit: 4 bits give up to 0.46."""
+
+
+class Stale(Cause):
+    """The engine sampled with older weights than the trainer's.
+
+    K3 rises with policy_lag and falls to the engine's own level at lag 0; the trainer has moved along its
+    advantages, so cov(A, r) is positive. E[r] = 1.
+    """
+
+    kind = "honest"
+    needs = ("policy_lag",)
+    id = "stale"
+    sentence = "stale weights: the engine sampled with older weights than the trainer's"
+    confirm = "K3 by policy_lag falls to the engine's own level at lag 0"
+    fix = "fewer steps between weight syncs"
+    apart = {"weights_not_synced": "Weights that do not arrive are there at a recorded lag of 0."}
+    statement = "Stale weights: the engine's are older than the trainer's."
+    speaks_for = ("behind", "moved", "grows", "share of others", "wide")
+    speaks_against = ("flat over lag", "noise", "at lag 0", "close")
+
+    def fits(self, seen: Seen) -> bool:
+        return not seen.in_sync
+
+    def look(self, rows: Rows) -> Found | None:
+        seen = rows.once(Seen)
+        if not seen.over_lag > RISING:
+            return None
+        evidence = f"K3 ({CUT}) by policy lag: {seen.by_lag}"
+        if seen.lags.get(0, 0.0) > HEALTHY_K3:
+            evidence += "; what there is at lag 0 is more than rounding, and no lag explains it"
+        return self.of_all(evidence, rows)
+
+    def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
+        """Record lags of 0 to 3, with a mismatch of as many parts."""
+        lag = np.arange(rows.sequences) // 4 % 4
+        p = jittered(rows, 0.15 * lag[rows.owner], rng)
+        return replace(rows, p=p, scalars={**rows.scalars, "policy_lag": lag.tolist()})
+
+
+class QuantizedRollout(Cause):
+    """The rollout is quantised.
+
+    Every token is off: a usual one by 0.03 to 0.065 of its uncertainty in fp8, up to 0.13 in int8, up to 0.46
+    at 4 bits; flat over steps and lags. 10% to 28% of the variance of r is common to tokens of a kind.
+    """
+
+    kind = "honest"
+    id = "quantized_rollout"
+    sentence = "a quantised rollout, as the dump says ({recorded})"
+    confirm = "the same dump with a bf16 rollout"
+    fix = "a higher precision of the rollout"
+    apart = {"weights_not_synced": "Of other weights, tokens of a kind have above 40% in common."}
+    blanks = {"recorded": "its metadata"}
+    statement = "A quantised rollout: weights, activations or cache of few bits."
+    speaks_for = ("quantised", "broad", "share of few bits", "flat", "at lag 0")
+    speaks_against = ("partly", "plain", "grows", "moved", "share of others", "noise", "wide", "close")
+
+    def fits(self, seen: Seen) -> bool:
+        return seen.body.scale <= WIDELY and not seen.course.back.any()
+
+    def look(self, rows: Rows) -> Found | None:
+        seen = rows.once(Seen)
+        most = min(seen.most, 1.0 if seen.recorded.precision in FOUR_BITS else MOST_K3)
+        if not seen.recorded.quantised or seen.k3 > most or not seen.same_weights or seen.other_step:
+            return None
+        return self.of_all(seen.evidence, rows, words={"recorded": seen.recorded.quantised})
+
+    def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
+        """Add what 8 bits do: noise by kind of token and of single ones, of a tenth of the uncertainty."""
+        kind = rows.ids if rows.ids is not None else rows.index
+        size = 0.1 * -np.expm1(rows.q)
+        off = size * (0.4 * np.sin(37.0 * kind) + 0.9 * rng.standard_normal(rows.tokens)) - size**2 / 2
+        known = replace(rows.known, recorded=Recorded(quantised="rollout_dtype: fp8"))
+        return replace(rows, p=np.minimum(rows.p + off, -1e-9), known=known)
+
+
+class MoeOutliers(Cause):
+    """Experts are routed differently in engine and trainer.
+
+    Most tokens agree closely and 1% to 3% differ by much; these carry nearly all of K3, evenly over
+    positions. E[r] = 1.
+    """
+
+    kind = "honest"
+    id = "moe_outliers"
+    sentence = "most tokens agree closely and a few differ by much, as where experts are routed differently"
+    confirm = "log router choices on both sides; replay them in the trainer (routing replay, R3)"
+    fix = "router in float32, or routing replay"
+    apart = {"sentinel": "Sentinels are one value."}
+    statement = "Experts routed otherwise in the engine than in the trainer."
+    speaks_for = ("outliers", "noise")
+    speaks_against = ("grows", "share of others")
+
+    def fits(self, seen: Seen) -> bool:
+        shaped = bool(holding(seen, ["outliers"])) and seen.body.scale <= 3 * ROUNDED
+        return (shaped or bool(seen.recorded.experts)) and not seen.course.back.any()
+
+    def look(self, rows: Rows) -> Found | None:
+        seen = rows.once(Seen)
+        tail = seen.body
+        if not seen.recorded.experts or not seen.outlying or not seen.same_weights or seen.other_step:
+            return None
+        evidence = (
+            f"{percent(tail.tail)} of the uncertain tokens lie beyond 8 times the usual |Δ|/(1 − q) of "
+            f"{tail.scale:.2g} and carry {percent(tail.share)} of K3; the dump says {seen.recorded.experts}"
+        )
+        return self.of_all(evidence, rows)
+
+    def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
+        """Move one uncertain token in fifty by 0.7 nats, so that E[r] stays 1."""
+        far = (rng.random(rows.tokens) < 0.02) & (rows.q < -0.3)
+        up = rng.random(rows.tokens) < 1 / (1 + np.exp(0.7))
+        known = replace(rows.known, recorded=Recorded(experts="model: Mixtral-8x7B"))
+        p = np.where(far, np.minimum(rows.p + np.where(up, 0.7, -0.7), -1e-9), rows.p)
+        return replace(rows, p=p, known=known)
+
+
+class Numerics(Cause):
+    """Two engines compute the same weights with other kernels.
+
+    A usual token is off by 0.005 to 0.04 of its uncertainty in bf16, on both sides; noise of single tokens,
+    the same at every step and position. K3 of dense models below 0.001.
+    """
+
+    kind = "honest"
+    id = "numerics"
+    sentence = "numerics: the same weights computed by two engines"
+    apart = {"quantized_rollout": "Of few bits, more is common to tokens of a kind."}
+    statement = "Other kernels: the same weights, computed otherwise."
+    speaks_for = ("close", "noise")
+    speaks_against = ("partly", "broad", "grows", "beyond rounding")
+
+    def fits(self, seen: Seen) -> bool:
+        if seen.body.scale <= ROUNDED and seen.k3 > HEALTHY_K3:
+            return False
+        little = seen.body.scale <= 2 * ROUNDED or seen.unsystematic
+        shared = seen.share is not None and seen.share.low >= SYSTEMATIC
+        return little and not (seen.course.back.any() or shared)
+
+    def look(self, rows: Rows) -> Found | None:
+        seen, healthy = rows.once(Seen), rows.known.healthy
+        rounding = seen.body.scale <= ROUNDED
+        if (rounding and seen.k3 > HEALTHY_K3) or seen.course.high.any():
+            return None
+        shared = seen.share is not None and seen.share.low >= SYSTEMATIC
+        near = rounding and seen.body.tail < OUTLYING and not shared and (healthy or seen.same_weights)
+        moves = seen.moved or seen.course.growth or seen.course.back.any()
+        single = seen.noise and seen.body.scale <= STALE and not moves  # at any lag
+        return self.of_all(seen.evidence, rows) if near or single else None
+
+    def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
+        return replace(rows, p=jittered(rows, 0.01, rng))
