@@ -17,7 +17,6 @@ from rich.console import Console
 
 from offpol_diag.advice import advised as decided
 from offpol_diag.cli import SAMPLE as DUMP
-from offpol_diag.compare import of_presets
 from offpol_diag.core.observe import examine
 from offpol_diag.diagnosis.decide import diagnosed
 from offpol_diag.dump.convert import open_dump
@@ -222,30 +221,6 @@ def _of(path: Path, **how: Any) -> Result:
     return diagnosed(examine(open_dump([str(path)]), device="cpu", **how))
 
 
-@cache
-def _analyzed() -> Result:
-    """The result of the sample, under every preset."""
-    return decided(_of(DUMP, presets=load().resolve("all")))
-
-
-def _excerpt() -> str:
-    found = examine(
-        open_dump([str(DUMP)]),
-        presets=load().resolve("token_is,seq_mis"),
-        device="cpu",
-        against="token_is",
-    )
-    two = diagnosed(found)
-    two = two.model_copy(update={"comparison": of_presets(found, two, "token_is")})
-    return _printed(
-        "$ offpol-diag analyze",
-        *_answered(_analyzed()),
-        "",
-        "$ offpol-diag compare --presets token_is,seq_mis",
-        *_answered(two),
-    )
-
-
 COLLAPSE = HERE.parent / "sample_data" / "collapse.parquet"
 
 
@@ -308,7 +283,6 @@ def _answered(summary: Result) -> list[str]:
 
 
 EXCERPTS: dict[str, Callable[[], str]] = {
-    "excerpt": _excerpt,
     "doctor": _doctor,
     "undecided": _undecided,
     "collapse": _collapse,
