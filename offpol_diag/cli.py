@@ -473,7 +473,7 @@ def analyze(
     read = dumps(context, how, out.quiet)
     out.html = None if no_html else out.html or default_html(read)
     with outputs(out, *read, how.preset_file, tokenizer, rows=sequences) as files:
-        from offpol_diag.report.vocabulary import with_texts
+        from offpol_diag.report.tokens import with_texts
 
         asked: dict[str, Any] = {
             "presets": presets,
@@ -842,7 +842,7 @@ def report(
     """
     out.html = out.html or default_html([str(result)])
     with outputs(out, result, tokenizer) as files:
-        from offpol_diag.report.vocabulary import with_texts
+        from offpol_diag.report.tokens import with_texts
         from offpol_diag.result import load
 
         found = piped() if result == STDOUT else load(result)

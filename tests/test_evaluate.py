@@ -22,11 +22,10 @@ from offpol_diag.core.evaluate import Evaluator
 from offpol_diag.core.gap import DRIFTS, Tokens
 from offpol_diag.core.observe import Ahead
 from offpol_diag.core.segments import Segments, to_host
-from offpol_diag.core.steps import steps
+from offpol_diag.core.steps import rule, steps
 from offpol_diag.core.study import Study
 from offpol_diag.presets import Over, Preset, Reject, Statistic, Veto, Weight
 from offpol_diag.presets.catalogue import load
-from offpol_diag.report.presets import bounds
 from tests import factory
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # ratios that overflow
@@ -254,26 +253,19 @@ def test_nothing_makes_the_host_wait_within_a_batch(case):
 # ---------------------------------------------------------------- a preset as numbers
 
 
-def numbers(name, **changes):
-    return {part: numbers for part, *numbers in bounds(replace(load()[name], **changes))}
-
-
 def test_a_preset_is_the_numbers_that_the_formulas_get():
-    found = numbers("slime_mis")
-    assert found["weight is held to"] == ["r of a token", math.exp(-20), 2.0]
-    assert found["rule 1 keeps"] == ["log r of a token", math.log(0.5), math.log(2.0)]
-    assert found["veto keeps"] == ["log r of every token", math.log(1e-4), math.inf]
-    assert found["loss is clipped to"] == ["π_θ/π_anchor", 1 - 0.2, 1 + 0.2]
-    assert "weight is 0 outside" not in found
-    ice = numbers("token_icepop")
-    assert ice["weight is 0 outside"] == ["log r of a token", math.log(0.5), math.log(5.0)]
-    assert ice["weight is held to"] == ["r of a token", math.exp(-20), math.exp(20)]  # the safety bound
-    assert numbers("recompute", loss="reinforce") == {}
-    assert numbers("gspo")["loss is clipped to"] == ["π_θ/π_anchor", 1 - 0.0003, 1 + 0.0004]
+    made = steps(load()["slime_mis"])
+    assert (made.weight.lower, made.weight.upper) == (math.exp(-20), 2.0)
+    assert (made.tokens[0].lower, made.tokens[0].upper) == (math.log(0.5), math.log(2.0))
+    assert (made.sequences.veto.lower, made.sequences.veto.upper) == (math.log(1e-4), math.inf)
+    assert (made.loss.low, made.loss.high) == (1 - 0.2, 1 + 0.2)
+    ice = steps(load()["token_icepop"]).weight
+    assert (ice.zero_below, ice.zero_above) == (math.log(0.5), math.log(5.0))
+    assert (ice.lower, ice.upper) == (math.exp(-20), math.exp(20))  # the safety bound
 
 
 def test_a_bound_out_of_reach_is_none():
-    far = numbers("recompute", reject=(Reject(lower=1e-9, upper=2.0, safety=5.0),))["rule 1 keeps"]
-    assert far[1:] == [-math.inf, math.log(2.0)]
-    never = numbers("recompute", reject=(Reject(upper=0.5, safety=0.1),))["rule 1 keeps"]
-    assert never[2] == -math.inf, "whatever is clipped to e^±0.1 is above 0.5"
+    far = rule("old", Reject(lower=1e-9, upper=2.0, safety=5.0))
+    assert (far.lower, far.upper) == (-math.inf, math.log(2.0))
+    never = rule("old", Reject(upper=0.5, safety=0.1))
+    assert never.upper == -math.inf, "whatever is clipped to e^±0.1 is above 0.5"

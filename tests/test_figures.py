@@ -152,7 +152,9 @@ def test_a_comparison_has_the_curves_of_both_runs_in_one_chart():
 def test_a_sweep_a_comparison_of_presets_and_a_gate_are_drawn_with_their_numbers():
     swept, _ = drawn("sweep", "sweep")
     points = result("sweep").summary.sweep.points
-    assert swept[0]["y"] == [one.numbers["tokens_weighted"].value for one in points]
+    wanted = {f"{one.threshold:.9g}": one.numbers["tokens_weighted"].value for one in points}
+    assert len(swept[0]["y"]) > 1
+    assert swept[0]["y"] == [wanted[at] for at in swept[0]["x"]]
     ess, _ = drawn("presets", "ess")
     shown = {
         name: result("presets").summary.preset(name)["ess_tokens"].value for name in FEW["presets"].split(",")

@@ -9,8 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from offpol_diag.errors import UsageError
 from offpol_diag.report.page import page
-from offpol_diag.report.tokens import strips
-from offpol_diag.report.vocabulary import with_texts
+from offpol_diag.report.tokens import strips, with_texts
 from tests import oracles
 from tests.reading import analyze
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from offpol_diag.numerals import count, minus, say_value, written
+from offpol_diag.numerals import count, minus, written
 from offpol_diag.table import Cell
 
 Kind = Literal["number", "text", "unknown", "none"]
@@ -18,14 +18,12 @@ class Shown(NamedTuple):
         text: the value.
         interval: the interval, or empty.
         note: a caution on the cell, shown as a footnote.
-        bound: how often a safety bound applied, for a tooltip; empty if never.
         kind: number, text, unknown (`text` or `note` gives the reason), or none (not applicable).
     """
 
     text: str
     interval: str = ""
     note: str = ""
-    bound: str = ""
     kind: Kind = "text"
 
 
@@ -41,11 +39,9 @@ def shown(cell: Cell, terse: bool = False) -> Shown:
     if not cell.known:
         text = "unknown" if terse and cell.unknown else value
         note = ". ".join(filter(None, (value if text != value else "", cell.note)))
-        return Shown(text, "", note, kind="unknown")
+        return Shown(text, "", note, "unknown")
     note = minus((cell.note or "").removeprefix("unreliable: "))
-    share = say_value(cell.clamped, "fraction")
-    bound = f"safety bound acted on {share} of terms" if cell.clamped else ""
-    return Shown(minus(value), minus(interval), note, bound, "number")
+    return Shown(minus(value), minus(interval), note, "number")
 
 
 def footnotes(rows: Iterable[Iterable[Shown]]) -> dict[str, int]:

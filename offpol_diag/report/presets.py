@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from offpol_diag.numerals import minus
 from offpol_diag.presets import Preset, words
 from offpol_diag.presets.grammar import MARK, ways
 from offpol_diag.table import Table
@@ -40,7 +38,7 @@ def _does(preset: Preset) -> str:
 
 
 def explained(preset: Preset, aliases: Mapping[str, str], trainers: Sequence[str]) -> Iterator[str | Table]:
-    """Yield one preset's summary, its formulas, a note, and the numbers that the formulas get.
+    """Yield one preset's summary, its formulas, and a note.
 
     Args:
         preset: what is explained.
@@ -70,46 +68,3 @@ def explained(preset: Preset, aliases: Mapping[str, str], trainers: Sequence[str
     yield Table(preset.name, "Formulas", ("what", "how"), rows)
     if preset.note:
         yield f"! Note: {preset.note}"
-    numbers = [(part, of, *map(_bound, ends)) for part, of, *ends in bounds(preset)]
-    if numbers:
-        yield Table("numbers", "Numbers", ("part", "of", "lower", "upper"), numbers)
-
-
-def _bound(x: float) -> str:
-    """Write a bound with six digits; – for none."""
-    return minus(f"{x:.6g}") if math.isfinite(x) else words.NOTHING
-
-
-PER = {
-    "token": " of a token",
-    "segment": ", mean of a turn",
-    "mean": ", mean of a sequence",
-    "sum": ", sum over a sequence",
-    "max": ", largest of a sequence",
-    "min": ", smallest of a sequence",
-    "batch": ", mean of the trainer batch",
-}
-"""What a weight or rule is over → in words."""
-
-
-def bounds(preset: Preset) -> list[tuple[str, str, float, float]]:
-    """List the parts of a preset with a bound: what each bounds, from below and above; ±inf for none."""
-    from offpol_diag.core.steps import WITHOUT_RATIO, rule, steps
-
-    made, found = steps(preset), list[tuple[str, str, float, float]]()
-    if (weight := made.weight) is not None:
-        of = f"r{PER[weight.over]}"
-        found.append(("weight is held to", of, weight.lower, weight.upper))
-        found.append(("weight is 0 outside", f"log {of}", weight.zero_below, weight.zero_above))
-    for place, reject in enumerate(preset.reject, 1):
-        of = f"{'log r' if reject.statistic == 'ratio' else reject.statistic}{PER[reject.over]}"
-        own = rule(preset.policy, reject)
-        found.append((f"rule {place} keeps", of, own.lower, own.upper))
-    if (veto := made.sequences.veto) is not None:
-        found.append(("veto keeps", "log r of every token", veto.lower, veto.upper))
-    if preset.loss not in WITHOUT_RATIO:
-        of = "π_θ/π_anchor"
-        found.append(("loss is clipped to", of, made.loss.low, made.loss.high))
-        if preset.loss in ("ppo_clip", "gspo"):
-            found.append(("dual clip, where A < 0", of, -math.inf, made.loss.dual))
-    return [one for one in found if one[2] not in (0.0, -math.inf) or one[3] < math.inf]
