@@ -31,44 +31,35 @@ TREE = [f"d/{name}.parquet" for name in ("a", "b", ".x", "_y", "_tmp/x", "sub/c"
 TREE += ["d/notes.txt", "d-2/a.parquet", "a[1].parquet"]
 TREE += [f"step={step}/env=v%201/p.parquet" for step in (3, 10)]
 PATTERNS = ["", "d", "d/", "d/a.parquet", "d/*.parquet", "d/**", "d/**/*.parquet", "**/a.parquet", "d/s*"]
-PATTERNS += ["d/*/c.parquet", "*/sub/*.parquet", "d*/?.parquet", "d/[ab].parquet", "d/[!a].parquet"]
-PATTERNS += ["d/_tmp/*.parquet", "a[1].parquet", "step=*/*/*.parquet", "d/*.txt", "d/sub/**/*.parquet"]
-NOTHING = ["*.parquet.gz", "none*/**", "step=3/*.parquet", "d/.x*", "d/*/none"]
+PATTERNS += ["d/*/c.parquet", "d*/?.parquet", "d/[!a].parquet", "d/_tmp/*.parquet", "a[1].parquet"]
+PATTERNS += ["step=*/*/*.parquet", "d/*.txt"]
+NOTHING = ["*.parquet.gz", "none*/**", "d/.x*"]
 
 
 @pytest.fixture(scope="module")
-def server():
-    """Start an S3 server; its address."""
+def client():
+    """Start an S3 server, and make a bucket there."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    made = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    made.start()
-    yield "http://{}:{}".format(*made.get_host_and_port())
-    made.stop()
-
-
-@pytest.fixture(scope="module")
-def client(server):
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
     login = {"aws_access_key_id": "key", "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
-    made = boto3.client("s3", endpoint_url=server, **login)
+    made = boto3.client("s3", endpoint_url="http://{}:{}".format(*server.get_host_and_port()), **login)
     made.create_bucket(Bucket=BUCKET)
     yield made
     made.close()
+    server.stop()
 
 
 @pytest.fixture
-def s3(server, client, monkeypatch, tmp_path):
+def s3(client, monkeypatch, tmp_path):
     """An environment that knows the server and nothing else; its address."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    for name, value in {
-        "HOME": str(tmp_path / "home"),
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": SECRET,
-        "AWS_ENDPOINT_URL": server,
-    }.items():
+    own = {"HOME": str(tmp_path / "home"), "AWS_EC2_METADATA_DISABLED": "true", "AWS_ACCESS_KEY_ID": "key"}
+    own |= {"AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": client.meta.endpoint_url}
+    for name, value in own.items():
         monkeypatch.setenv(name, value)
-    return server
+    return client.meta.endpoint_url
 
 
 @pytest.fixture
@@ -95,26 +86,18 @@ def put(client: Any, path: str, key: str, public: bool = False) -> str:
 
 def noise(path) -> str:
     """Write a dump of several row groups and pages."""
-    rng = np.random.default_rng(0)
-    logs = {
-        name: list(-rng.exponential(size=(64, 40)).round(1))
-        for name in ("rollout_log_probs", "old_log_probs")
-    }
-    return write(path, pa.table(logs), 16, {"use_dictionary": False, "data_page_size": 1 << 10})
+    logs = -np.random.default_rng(0).exponential(size=(64, 40)).round(1)
+    table = pa.table({"rollout_log_probs": list(logs), "old_log_probs": list(logs * 2)})
+    return write(path, table, 16, {"use_dictionary": False, "data_page_size": 1 << 10})
 
 
 def test_a_dump_of_any_store_is_that_of_the_file(s3, client, memory, tmp_path):
     path = noise(tmp_path / "a.parquet")
     far = put(client, path, "same/a.parquet", public=True)
     memory.pipe("/runs/a.parquet", (tmp_path / "a.parquet").read_bytes())
-    web = f"{s3}/{BUCKET}/same/a.parquet"
-    host = s3.removeprefix("http://")
-    ways = [
-        far,
-        f"{far}?endpoint_override={host}&scheme=http&region=eu-west-1",
-        f"{far}?endpoint_override={s3}",
-    ]
-    ways += ["memory://runs/a.parquet", "memory://runs/*.parquet", f"{web}?signature={SECRET}"]
+    web, host = f"{s3}/{BUCKET}/same/a.parquet", s3.removeprefix("http://")
+    ways = [far, f"{far}?endpoint_override={host}&scheme=http&region=eu-west-1", f"{far}?anonymous=true"]
+    ways += ["memory://runs/*.parquet", f"file://{path}", f"{web}?signature={SECRET}"]
     for source in ways:
         assert plain(read(source)) == plain(read(path)), source
     assert open_dump([ways[-1]]).info.files == (web,)
@@ -149,7 +132,6 @@ def test_a_damaged_file_in_a_bucket_is_refused_as_on_the_disk(s3, client, tmp_pa
     page = bytes(b ^ 0xFF for b in good[3000:3064])
     for name, data, says in [
         ("empty", b"", ": cannot be read as Parquet (Parquet file size is 0 bytes"),
-        ("cut", good[: len(good) // 2], ": cannot be read as Parquet (Parquet magic bytes not found"),
         ("torn", good[:3000] + page + good[3064:], ", row group 0, from row 0 on: the data cannot be read"),
     ]:
         (tmp_path / name).write_bytes(data)
@@ -161,8 +143,9 @@ def test_a_secret_in_a_url_is_printed_nowhere(s3, client, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     put(client, noise(tmp_path / "a.parquet"), "secret/a.parquet", public=True)
     url = f"{s3}/{BUCKET}/secret/a.parquet?signature={SECRET}"
-    how = ["--presets", "token_is", "--json", "r.json", "--md", "r.md"]
-    ran = CliRunner().invoke(app, ["analyze", url, *how])
+    ran = CliRunner().invoke(
+        app, ["analyze", url, "--presets", "token_is", "--json", "r.json", "--md", "r.md"]
+    )
     assert ran.exit_code == 0, ran.stderr
     wrong = CliRunner().invoke(app, ["analyze", f"s3://AKIAKEY:{SECRET}@{BUCKET}/*.parquet?region=us-east-1"])
     assert wrong.exit_code == 2
@@ -199,14 +182,11 @@ def test_the_options_of_a_url_reach_the_filesystem(monkeypatch):
     monkeypatch.setattr("pyarrow.fs.S3FileSystem", lambda **options: made.update(options))
     monkeypatch.setattr("pyarrow.fs.resolve_s3_region", lambda bucket: f"region of {bucket}")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://here:9000")
-    here = {"endpoint_override": "here:9000", "scheme": "http"}
+    here = {"endpoint_override": "here:9000", "scheme": "http", "anonymous": False}
+    there = {"endpoint_override": "there", "scheme": "https", "anonymous": True}
     for source, wanted in {
-        "s3://b/x?role_arn=r&region=eu": {"role_arn": "r", "region": "eu", "anonymous": False, **here},
-        "s3://b/x?anonymous=true&endpoint_override=https://there": {
-            "anonymous": True,
-            "endpoint_override": "there",
-            "scheme": "https",
-        },
+        "s3://b/x?role_arn=r&region=eu": {"role_arn": "r", "region": "eu", **here},
+        "s3://b/x?anonymous=true&endpoint_override=https://there": there,
     }.items():
         assert sources.located(source)[1] == "b/x"
         assert {name: made[name] for name in wanted} == wanted
@@ -218,7 +198,6 @@ def test_the_options_of_a_url_reach_the_filesystem(monkeypatch):
 
 
 SHOWN = {
-    "s3://bucket/a.parquet": "s3://bucket/a.parquet",
     "s3://K:S/T+u@bucket/a?region=x": "s3://bucket/a",
     "s3://bucket/a:b@c/x": "s3://bucket/a:b@c/x",
     "s3://bucket/step_?.parquet": "s3://bucket/step_?.parquet",
@@ -233,18 +212,7 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("source", SHOWN)
-def test_a_source_is_shown_without_what_is_secret(source):
-    assert clean(source) == SHOWN[source]
-
-
-NAMED = {
-    "s3://K:S/T@bucket/run/step_*.parquet?region=x": "offpol-diag-step.html",
-    "gs://bucket/run/": "offpol-diag-run.html",
-    "https://h/a.parquet?token=b/c.html": "offpol-diag-a.html",
-}
-
-
-@pytest.mark.parametrize("source", NAMED)
-def test_a_report_is_named_after_the_last_part_of_a_url(source):
-    assert str(default_html([source])) == NAMED[source]
+def test_a_source_is_shown_without_what_is_secret_and_a_report_named_after_its_last_part():
+    assert {source: clean(source) for source in SHOWN} == SHOWN
+    assert str(default_html(["s3://K:S/T@bucket/run/step_*.parquet?region=x"])) == "offpol-diag-step.html"
+    assert str(default_html(["https://h/a.parquet?token=b/c.html"])) == "offpol-diag-a.html"
