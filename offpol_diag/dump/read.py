@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, count, groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -49,24 +50,16 @@ FINITE: Any = dict.fromkeys(
 """How JSON is read of which a result is made: it holds no infinity, and 1e999 is one."""
 
 
-class Group(NamedTuple):
-    """A row group: its rows, uncompressed bytes, and log-probs of the rollout."""
-
-    rows: int
-    size: int
-    tokens: int
-
-
 @dataclass(frozen=True)
-class Part:
-    """A file of a dump, or some of its row groups: what its footer says.
+class File:
+    """A file of a dump: what its footer says.
 
     Attributes:
         schema: its columns, hive partitions included.
         partitions: hive partition column → value.
         columns: canonical name → its column; empty where it has no row.
         provenance: how the numbers were made, from the file's metadata.
-        groups: all its row groups, of which those in `span` are read.
+        groups: rows, uncompressed bytes, and log-probs of the rollout, of each row group.
     """
 
     path: Location
@@ -74,11 +67,10 @@ class Part:
     partitions: dict[str, pa.Scalar]
     columns: dict[str, str]
     provenance: dict[str, object]
-    groups: tuple[Group, ...]
-    span: range
+    groups: tuple[tuple[int, int, int], ...]
 
     @classmethod
-    def of(cls, path: Location, words: Collection[str], given: Mapping[str, str]) -> Part:
+    def of(cls, path: Location, words: Collection[str], given: Mapping[str, str]) -> File:
         """Read a footer, and find the columns that an analysis needs; partitions named in `words` are text.
 
         Raises:
@@ -102,36 +94,48 @@ class Part:
         columns = schema.resolve(found, given, str(path)) if groups else {}
         rollout = f"{columns.get(schema.ROLLOUT)}."
         leaf = next((at for at, name in enumerate(leaves) if f"{name}.".startswith(rollout)), 0)
-        counts = [
-            Group(x.num_rows, x.total_byte_size, max(x.column(leaf).num_values, x.num_rows, 1))
-            for x in groups
-        ]
-        said = said if isinstance(said, dict) else {}
-        return cls(path, found, own, columns, said, tuple(counts), range(len(counts)))
+        sizes = (
+            (x.num_rows, x.total_byte_size, max(x.column(leaf).num_values, x.num_rows, 1)) for x in groups
+        )
+        return cls(path, found, own, columns, said if isinstance(said, dict) else {}, tuple(sizes))
 
-    def tables(self, names: Sequence[str], most: int, progress: Progress) -> Iterator[Placed]:
-        """Yield the rows in order, in tables of even size and about `most` tokens.
 
-        Raises:
-            DumpError: the file cannot be read, in Arrow's words.
-        """
-        where, row = str(self.path), 0
-        try:
-            parquet = opened(self.path)
-            for at in self.span:
-                group, row = self.groups[at], sum(one.rows for one in self.groups[:at])
-                where, size = f"{self.path}, row group {at}", max(-(-group.rows * most // group.tokens), 1)
-                for table in parquet.iter_batches(size, [at], [x for x in names if x not in self.partitions]):
-                    for key, value in self.partitions.items():
-                        table = table.append_column(key, pa.repeat(value, table.num_rows))
-                    progress(table.num_rows)
-                    yield where, np.arange(row, row + table.num_rows), table
-                    row += table.num_rows
-                    del table  # frees it before the next one is read
-        except READ_ERRORS as error:
-            hint = "the file is damaged, or memory is short: copy it again, or dump it in smaller row groups"
-            what = f"{where}, from row {row} on: the data cannot be read ({first_line(error)})"
-            raise DumpError(what, hint) from error
+class Group(NamedTuple):
+    """A row group: its file, its number there, that of its first row, rows, uncompressed bytes, log-probs."""
+
+    file: File
+    at: int
+    first: int
+    rows: int
+    size: int
+    tokens: int
+
+
+def tables(groups: Sequence[Group], names: Sequence[str], most: int, progress: Progress) -> Iterator[Placed]:
+    """Yield the rows of row groups of one file in order, in tables of even size and about `most` tokens.
+
+    Raises:
+        DumpError: the file cannot be read, in Arrow's words.
+    """
+    file = groups[0].file
+    where, row = str(file.path), 0
+    try:
+        parquet = opened(file.path)
+        for group in groups:
+            where, row = f"{file.path}, row group {group.at}", group.first
+            size = max(-(-group.rows * most // group.tokens), 1)
+            stored = [name for name in names if name not in file.partitions]
+            for table in parquet.iter_batches(size, [group.at], stored):
+                for key, value in file.partitions.items():
+                    table = table.append_column(key, pa.repeat(value, table.num_rows))
+                progress(table.num_rows)
+                yield where, np.arange(row, row + table.num_rows), table
+                row += table.num_rows
+                del table  # frees it before the next one is read
+    except READ_ERRORS as error:
+        hint = "the file is damaged, or memory is short: copy it again, or dump it in smaller row groups"
+        what = f"{where}, from row {row} on: the data cannot be read ({first_line(error)})"
+        raise DumpError(what, hint) from error
 
 
 def opened(path: Location) -> pq.ParquetFile:
@@ -182,7 +186,7 @@ class Dump:
     """A dump with validated files, columns and types; its values are checked as they are read.
 
     Attributes:
-        parts: its files that have rows.
+        groups: the row groups that are read.
         plan: what is read of each row.
         skip: whether bad rows are left out.
         batch_tokens: tokens per batch, masked ones included.
@@ -194,7 +198,7 @@ class Dump:
     """
 
     info: DumpInfo
-    parts: list[Part]
+    groups: list[Group]
     plan: Plan
     skip: bool
     batch_tokens: int
@@ -206,19 +210,14 @@ class Dump:
     before: int = 0
 
     @property
-    def groups(self) -> list[tuple[Part, int, Group]]:
-        """The row groups that are read, with their files and numbers in these."""
-        return [(part, at, part.groups[at]) for part in self.parts for at in part.span]
-
-    @property
     def rows(self) -> int:
         """Rows of the files, bad ones included; tokens where a row is one."""
-        return sum(group.rows for _, _, group in self.groups)
+        return sum(group.rows for group in self.groups)
 
     @property
     def tokens(self) -> int:
         """Number of tokens, masked ones and one of each empty sequence included."""
-        return sum(group.tokens for _, _, group in self.groups)
+        return sum(group.tokens for group in self.groups)
 
     def shards(self, size: int) -> list[Dump]:
         """Divide the dump between row groups into dumps of about `size` uncompressed bytes.
@@ -226,15 +225,13 @@ class Dump:
         This depends on the dump alone. Shards can be read in another process and working directory. A dump of
         a row per token is one shard.
         """
-        size, rows = max(size, sum(group.size for _, _, group in self.groups) // MOST_SHARDS), self.rows
-        found, held, weight, before, end = list[Dump](), list[Part](), 0, 0, 0
-        for part, at, group in self.groups:
-            begin = held.pop().span.start if held and held[-1].path == part.path else at
-            held.append(replace(part, span=range(begin, at + 1)))
-            weight, end = weight + group.size, end + group.rows
-            if (weight >= size and not self.long) or end == rows:
-                one = replace(self, parts=held, seen=Seen(), folder=None, shard=True, before=before)
-                found, held, weight, before = [*found, one], [], 0, end
+        size = max(size, sum(group.size for group in self.groups) // MOST_SHARDS)
+        found, held, before = list[Dump](), list[Group](), 0
+        for group in self.groups:
+            held.append(group)
+            if group is self.groups[-1] or (sum(x.size for x in held) >= size and not self.long):
+                found.append(replace(self, groups=held, seen=Seen(), folder=None, shard=True, before=before))
+                held, before = [], before + sum(x.rows for x in held)
         return found
 
     def batches(self, progress: Progress = lambda rows: None) -> Iterator[Batch]:
@@ -283,7 +280,7 @@ class Dump:
         self.seen.judge()
         if self.seen.tokens:
             return
-        name, mask = named([part.path for part in self.parts]), self.plan.columns.get(schema.MASK)
+        name, mask = named(self.info.files), self.plan.columns.get(schema.MASK)
         if self.seen.skipped and self.seen.skipped == self.seen.rows:
             what = f"every row was skipped, all {self.seen.rows}; the first: {self.seen.examples[0]}"
             raise DumpError(f"{name}: {what}", "mend what is wrong with the first, then read again")
@@ -296,11 +293,11 @@ class Dump:
     ) -> Iterator[Rows]:
         """Yield the rows with some columns (None: all), at most `most` tokens or one row at once."""
         number, seen, rollout = self.before, set[object](), self.plan.columns[schema.ROLLOUT]
-        for part in self.parts:
-            there = part.schema.names
-            tables = part.tables([name for name in names or there if name in there], most, progress)
-            tables = gathered(tables, self.plan.columns, str(part.path), seen) if self.long else tables
-            for where, row, table in tables:
+        for file, groups in groupby(self.groups, lambda group: group.file):
+            there = [name for name in names or file.schema.names if name in file.schema.names]
+            placed = tables([*groups], there, most, progress)
+            placed = gathered(placed, self.plan.columns, str(file.path), seen) if self.long else placed
+            for where, row, table in placed:
                 lengths = pc.list_value_length(table.column(rollout)).fill_null(0).to_numpy()
                 offsets, begin = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))), 0
                 while begin < table.num_rows:
@@ -342,10 +339,15 @@ def open_dump(
     files = [one if one.store else replace(one, path=str(Path(one.path).absolute())) for one in files]
     texts = [(key, text) for one in files for key, text in one.partitions.items() if text is not None]
     words = {key for key, text in texts if not re.fullmatch(r"-?\d{1,18}", text)}  # text in every file
-    parts = [Part.of(path, words, given) for path in files]
-    filled = [part for part in parts if part.columns]
+    read = [File.of(path, words, given) for path in files]
+    filled = [one for one in read if one.groups]
     if not filled:
         raise DumpError(f"{named(files)}: the dump is empty: it has no row", "was its writer closed?")
+    groups = list[Group]()
+    for one in filled:
+        first_rows = accumulate((rows for rows, _, _ in one.groups), initial=0)
+        each = zip(count(), first_rows, one.groups, strict=False)
+        groups += [Group(one, at, row, *sizes) for at, row, sizes in each]
     first = filled[0]
     found, long = dict(first.columns), schema.is_long(first.schema, given)
     known = {name for name in schema.LABELS if name in found}
@@ -356,27 +358,27 @@ def open_dump(
         if pt.is_nested(schema.plain_type(kind := first.schema.field(name).type)):
             what = f"{first.path}: column {name!r} holds {kind}, and one value per row is needed"
             raise DumpError(what, "group by a column with one value per sequence")
-    for part in filled[1:]:
-        _require_same(first, part, extra)
-    if long or not all(found.get(schema.PROMPT_IDS, "") in part.schema.names for part in filled):
+    for one in filled[1:]:
+        _require_same(first, one, extra)
+    if long or not all(found.get(schema.PROMPT_IDS, "") in one.schema.names for one in filled):
         found.pop(schema.PROMPT_IDS, None)
     plan = Plan(found, extra, () if long else _described(filled, {*found.values(), *extra}))
-    there = dict.fromkeys(name for part in filled for name in part.schema.names)
+    there = dict.fromkeys(name for one in filled for name in one.schema.names)
     said: dict[str, list[object]] = {}
-    for key, value in (pair for part in parts for pair in part.provenance.items()):
+    for key, value in (pair for one in read for pair in one.provenance.items()):
         said[key] = [*(one for one in said.get(key, ()) if one != value), value]
     info = DumpInfo(
-        files=tuple(str(part.path) for part in parts),
+        files=tuple(map(str, files)),
         columns={role: name for role, name in found.items() if role != schema.PROMPT_IDS},
         provenance={key: values[0] if len(values) == 1 else values for key, values in said.items()},
         others=(*extra, *plan.described),
         ignored=tuple(name for name in there if name not in {*plan.names, *schema.RESCORED}),
         prompts=found.get(schema.PROMPT_IDS, ""),
     )
-    return Dump(info, filled, plan, on_bad_row == "skip", max(1, batch_tokens), long=long)
+    return Dump(info, groups, plan, on_bad_row == "skip", max(1, batch_tokens), long=long)
 
 
-def _require_same(first: Part, part: Part, extra: Sequence[str]) -> None:
+def _require_same(first: File, part: File, extra: Sequence[str]) -> None:
     """Refuse a file whose columns differ from the first file's; it may lack prompts."""
     for role in dict.fromkeys((*first.columns, *part.columns, *extra)):
         names = [one.columns.get(role, role) for one in (first, part)]
@@ -389,18 +391,20 @@ def _require_same(first: Part, part: Part, extra: Sequence[str]) -> None:
             raise DumpError(what, "read files of one form at a time, or write them alike")
 
 
-def _described(parts: Sequence[Part], used: Collection[str]) -> tuple[str, ...]:
+def _described(read: Sequence[File], used: Collection[str]) -> tuple[str, ...]:
     """Return small columns of text, integers or booleans without a role that all files have alike."""
     found = dict[str, bool]()
-    for one in parts[0].schema:
+    for one in read[0].schema:
         kind = schema.plain_type(one.type)
         text = pt.is_string(kind) or pt.is_large_string(kind)
-        alike = all(x.schema.names.count(one.name) == 1 and x.schema.field(one.name) == one for x in parts)
+        alike = all(x.schema.names.count(one.name) == 1 and x.schema.field(one.name) == one for x in read)
         if (text or pt.is_integer(kind) or pt.is_boolean(kind)) and alike and one.name not in used:
             found[one.name] = text
     if texts := [name for name, text in found.items() if text]:
         with suppress(DumpError):  # which reading will find
-            _, _, table = next(parts[0].tables(texts, FEW, lambda rows: None))
+            _, _, table = next(
+                tables([Group(read[0], 0, 0, *read[0].groups[0])], texts, FEW, lambda rows: None)
+            )
             for name in texts:
                 if (pc.mean(pc.binary_length(dense(table.column(name)))).as_py() or 0) > SMALL:
                     del found[name]
