@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.dump.read import open_dump
-from offpol_diag.errors import DumpError
 from tests import factory
 from tests.factory import refusal
 
@@ -193,13 +192,6 @@ def test_corruption_inside_a_page_is_found_and_placed(tmp_path, how, on_bad_row)
     path.write_bytes(data[:at] + bytes(b ^ 0xFF for b in data[at : at + 64]) + data[at + 64 :])
     place = f"{path}, row group 1, from row 200 on: the data cannot be read"
     assert refusal(str(path), on_bad_row=on_bad_row).message.startswith(place)
-
-
-def test_a_file_that_vanishes_is_refused(tmp_path):
-    dump = open_dump([write(tmp_path / "a.parquet")])
-    (tmp_path / "a.parquet").unlink()
-    with pytest.raises(DumpError, match=r"a\.parquet, from row 0 on: the data cannot be read"):
-        list(dump.batches())
 
 
 # ---------------------------------------------------------------- columns and types

@@ -57,53 +57,32 @@ def outside(low: float, high: float, null: bool = False) -> Callable[[Rows, str]
     return bad
 
 
+# fmt: off
 OF_TOKENS = (*schema.TOKENS, schema.ADVANTAGES)
 SHAPES = (
     Rule(OF_TOKENS, lambda rows, name: rows.lists[name].absent, "there is null where a list belongs", EVEN),
-    Rule(
-        OF_TOKENS,
-        lambda rows, name: rows.lists[name].lengths != rows.lengths,
-        f"it holds {{it}} values and {schema.ROLLOUT} holds {{many}}",
-        EVEN,
-    ),
-    Rule(
-        (schema.ROLLOUT,),
-        lambda rows, name: rows.lengths > MOST_TOKENS,
-        f"it holds {{it}} tokens, and a sequence has at most {MOST_TOKENS}",
-        f"write one sequence per row; {SKIP}",
-    ),
+    Rule(OF_TOKENS, lambda rows, name: rows.lists[name].lengths != rows.lengths,
+         f"it holds {{it}} values and {schema.ROLLOUT} holds {{many}}", EVEN),
+    Rule((schema.ROLLOUT,), lambda rows, name: rows.lengths > MOST_TOKENS,
+         f"it holds {{it}} tokens, and a sequence has at most {MOST_TOKENS}", f"write one per row; {SKIP}"),
 )
 """Rules of the lists of rows, flags [S]."""
 VALUES = (
-    Rule(
-        (schema.MASK,),
-        lambda rows, name: (rows.lists[name].values != 0) & ~rows.live,
-        "{it}, and a mask is 0 or 1",
-        f"1 is a token that counts, 0 one that does not; {SKIP}",
-    ),
-    Rule(
-        OF_TOKENS,
-        outside(-FINITE, FINITE),
-        "{it}, and a token that counts needs a finite value",
-        f"if such tokens do not count, set their {schema.MASK} to 0; if not, {SKIP}",
-    ),
-    Rule(
-        (schema.ROLLOUT,),
-        outside(-FINITE, TOLERANCE),
-        "{it}, and a log-probability is at most 0",
-        f"{NEGATE}; if not, {SKIP}",
-    ),
-    Rule(
-        (schema.WEIGHT_VERSIONS,),
-        outside(UNKNOWN, FINITE),
-        f"{{it}}, and a version is at least 0, or {UNKNOWN} where it is unknown",
-    ),
+    Rule((schema.MASK,), lambda rows, name: (rows.lists[name].values != 0) & ~rows.live,
+         "{it}, and a mask is 0 or 1", f"1 is a token that counts, 0 one that does not; {SKIP}"),
+    Rule(OF_TOKENS, outside(-FINITE, FINITE), "{it}, and a token that counts needs a finite value",
+         f"if such tokens do not count, set their {schema.MASK} to 0; if not, {SKIP}"),
+    Rule((schema.ROLLOUT,), outside(-FINITE, TOLERANCE), "{it}, and a log-probability is at most 0",
+         f"{NEGATE}; if not, {SKIP}"),
+    Rule((schema.WEIGHT_VERSIONS,), outside(UNKNOWN, FINITE),
+         f"{{it}}, and a version is at least 0, or {UNKNOWN} where it is unknown"),
     Rule((schema.REWARDS,), outside(-FINITE, FINITE), "{it}, and a finite number is needed"),
     Rule((schema.PROMPT_LENGTH,), outside(0, LIMIT, null=True), "{it}, and a length is needed"),
     Rule(schema.COUNTS, outside(-LIMIT, LIMIT, null=True), "{it}, and a number within 64 bits is needed"),
     Rule((schema.PROMPT_IDS,), outside(-LIMIT, LIMIT), "{it}, and a prompt is token ids"),
 )
 """Rules of values, flags [N] of lists and [S] of numbers; the lists of a row have one length by now."""
+# fmt: on
 
 
 def good_rows(rows: Rows, seen: Seen | None) -> Rows:
@@ -174,10 +153,3 @@ class Seen:
         self.examples += more.examples[: EXAMPLES - len(self.examples)]
         for name, many in more.above.items():
             self.above[name] = self.above.get(name, 0) + many
-
-    def judge(self) -> None:
-        """Refuse a column of the trainer that is above 0 in most of its tokens: it has the wrong sign."""
-        for name, many in self.above.items():
-            if 2 * many > self.tokens:
-                what = f"column {name!r}: {many} of {self.tokens} tokens are above 0: it has the wrong sign"
-                raise DumpError(what, NEGATE)

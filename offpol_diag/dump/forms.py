@@ -223,9 +223,7 @@ def slime(files: Files) -> Rows:
         sampled = {one.get("index", i): one for i, one in enumerate(there)}
         for index, (files.where, row) in samples.items():
             if any(np.isnan(row[name]).any() for name in SLIME.values() if name in row):
-                raise ValueError(
-                    "some of its context-parallel ranks are missing; read all files of a rollout"
-                )
+                raise ValueError("context-parallel ranks are missing: read all files of a rollout together")
             row |= _of_rollout(sampled.get(index, {}), row)
             yield row | {"step": rollout, "sequence_id": f"{rollout}/{index}"}
 
@@ -239,11 +237,9 @@ def _samples(dump: Row) -> Iterator[tuple[int, Row]]:
             more = {"rewards": raw[at]} if isinstance(raw, list) and 0 <= at < len(raw) else {}
             yield one.get("sample_index", at), one | more
         return
-    data = {
-        name: x for name, x in dump["rollout_data"].items() if isinstance(x, list) and name != "raw_reward"
-    }
+    data = {name: x for name, x in dump["rollout_data"].items() if isinstance(x, list)}
     for i, index in enumerate(data["sample_indices"]):
-        yield index, {name: x[i] for name, x in data.items()}
+        yield index, {name: x[i] for name, x in data.items() if name != "raw_reward"}
 
 
 def _of_slime(one: Row, dump: Row, row: Row) -> Row:
@@ -256,9 +252,8 @@ def _of_slime(one: Row, dump: Row, row: Row) -> Row:
     padded = total if dump.get("qkv_format") == "thd" else one.get("max_seq_lens", total)
     if not (0 <= rank < count and 0 <= n < total <= padded):
         raise ValueError(f"rank {rank} of {count} has no part of {n} of {total} tokens")
-    chunk = np.arange(total - n - 1, total - 1) // -(
-        -padded // (2 * count)
-    )  # a log-prob lies before its token
+    size = -(-padded // (2 * count))
+    chunk = np.arange(total - n - 1, total - 1) // size  # a log-prob lies before its token
     at = np.isin(chunk, (rank, 2 * count - 1 - rank)) | (count == 1)
     for name in SLIME.keys() & one.keys():
         values = numbers(one[name], name)
@@ -281,8 +276,7 @@ def _of_rollout(other: Row, row: Row) -> Row:
     calls = other.get("weight_versions") or own or ()
     spans = [span for call in calls for span in (call if isinstance(call, list) else [call])]
     versions = [str(span["version"] if isinstance(span, dict) else span) for span in spans]
-    logs = {} if ROLLOUT in row or ROLLOUT not in other else {ROLLOUT: numbers(other[ROLLOUT], ROLLOUT)}
-    return logs | {
+    return {
         "rewards": reward if isinstance(reward, int | float) else row["rewards"],
         "group_id": other.get("group_index"),
         "finish_reason": other.get("status"),

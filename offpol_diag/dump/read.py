@@ -20,7 +20,7 @@ import pyarrow.types as pt
 
 from offpol_diag.dump import schema
 from offpol_diag.dump.batch import Batch, joined
-from offpol_diag.dump.check import Seen, good_rows
+from offpol_diag.dump.check import NEGATE, Seen, good_rows
 from offpol_diag.dump.long import gathered
 from offpol_diag.dump.pack import Ints, Plan, Rows, dense, pack
 from offpol_diag.dump.sources import Location, find
@@ -35,7 +35,7 @@ READ_ERRORS = (pa.ArrowException, OSError, ValueError)
 """What pyarrow raises on damaged files: OSError from codecs, ValueError from text."""
 BUFFER = 1 << 20
 """Bytes of a column per read of a local file; remote row groups are fetched with all columns at once."""
-BATCH = 3 << 16
+BATCH = 5 << 15
 """Tokens per batch, and decoded at once, unless others are asked for, or a sequence is longer."""
 MOST_ROWS = 1 << 13
 """Most sequences per table, and per batch: what is computed of each takes memory however short it is."""
@@ -277,7 +277,10 @@ class Dump:
 
     def judge(self) -> None:
         """Refuse the dump for what a whole pass has seen: a wrong sign, no token."""
-        self.seen.judge()
+        for name, many in self.seen.above.items():
+            if 2 * many > self.seen.tokens:
+                what = f"column {name!r}: {many} of {self.seen.tokens} tokens are above 0"
+                raise DumpError(f"{named(self.info.files)}, {what}: it has the wrong sign", NEGATE)
         if self.seen.tokens:
             return
         name, mask = named(self.info.files), self.plan.columns.get(schema.MASK)

@@ -264,5 +264,4 @@ def once(column: str, names: Sequence[str], file: str) -> None:
 
 def listed(names: Sequence[str]) -> str:
     """Return names for a message, at most `MOST_LISTED`."""
-    more = len(names) - MOST_LISTED
-    return ", ".join(names[:MOST_LISTED]) + (f" and {more:,} more" if more > 0 else "")
+    return ", ".join(names[:MOST_LISTED]) + ", …" * (len(names) > MOST_LISTED)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -100,9 +101,8 @@ class DumpWriter:
         part = _PARTS.get(f"{self.folder}/{stem}", 0)
         path = self.folder / f"{stem}{part}.parquet"
         write_tables([self._held], path, self._metadata)
-        for old in self.folder.glob(f"{stem}*.parquet") if not part else ():
-            if old != path:  # of a run before this one
-                old.unlink()
+        for old in {*self.folder.glob(f"{stem}*.parquet")} - {path} if not part else ():
+            old.unlink()  # of a run before this one
         self._held, _PARTS[f"{self.folder}/{stem}"] = None, part + 1
         return path
 
@@ -127,35 +127,25 @@ def write_tables(tables: Iterable[pa.Table], path: Path, said: bytes = b"{}", gr
 
     Pages have checksums, and readers pass over hidden files, such as the one that is being written.
     """
-    hidden, writer = beside(path.resolve()), None
+    tables = iter(tables)
+    if (first := next(tables, None)) is None:
+        return
+    kept, hidden = first.schema.with_metadata({KEY: said}), beside(path.resolve())
+    leaves = {x.name + ".list.element" * schema.is_list(x.type): x.type for x in kept}
+    floats = [x for x, kind in leaves.items() if schema.is_list(kind) and pt.is_floating(kind.value_type)]
+    encoding: Any = dict.fromkeys(floats, "BYTE_STREAM_SPLIT")
+    how = {"column_encoding": encoding, "use_dictionary": [x for x in leaves if x not in floats]}
     try:
-        for table in tables:
-            if writer is None:
-                kept = table.schema.with_metadata({KEY: said})
-                leaves = {one: one.name + ".list.element" * schema.is_list(one.type) for one in kept}
-                floats = [
-                    x for one, x in leaves.items() if x != one.name and pt.is_floating(one.type.value_type)
+        with pq.ParquetWriter(hidden, kept, compression="zstd", write_page_checksum=True, **how) as writer:
+            for table in chain([first], tables):
+                there = {*table.schema.names}
+                columns = [
+                    table[x.name].cast(x.type) if x.name in there else pa.nulls(len(table), x.type)
+                    for x in kept
                 ]
-                writer = pq.ParquetWriter(
-                    hidden,
-                    kept,
-                    compression="zstd",
-                    column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
-                    use_dictionary=[leaf for leaf in leaves.values() if leaf not in floats],
-                    write_page_checksum=True,
-                )
-            there = {*table.schema.names}
-            columns = [
-                table[x.name].cast(x.type) if x.name in there else pa.nulls(len(table), x.type) for x in kept
-            ]
-            writer.write_table(pa.table(columns, schema=kept), row_group_size=group or None)
-        if writer is not None:
-            writer.close()
-            placed(hidden, path)
+                writer.write_table(pa.table(columns, schema=kept), row_group_size=group or None)
+        placed(hidden, path)
     finally:
-        if writer is not None:
-            with suppress(OSError):  # of a full disk, which is raised already
-                writer.close()
         hidden.unlink(missing_ok=True)
 
 
