@@ -32,10 +32,9 @@ from offpol_diag.report import answered
 from offpol_diag.report.terminal import terminal
 from offpol_diag.result import Result
 from offpol_diag.trainers import TRAINERS, table
-from offpol_diag.trainers.translate import sayable
 
 HERE = Path(__file__).parent
-PRESET_HEADER = ("preset", "thresholds", "other names", "trainers", "method", "denominator", "loss", "source")
+PRESET_HEADER = ("preset", "thresholds", "other names", "method", "denominator", "loss", "source")
 DOCTOR_LINES = 20
 MADE = "<!-- Made by `python docs/make.py`; do not edit. -->\n\n"
 
@@ -59,7 +58,8 @@ the defaults of the dump's trainer, and `--presets all` is all of them. r = π_t
 Δ = log r, ∏r the product over a response of n tokens. The numerator is π_old (decoupled: the trainer
 recomputes it), under *bypass* and of `ppo_is` π_θ. Thresholds stand beside the name, in the order given here:
 `token_is@3`, `seq_mis@2..0.4..2.5`; [any key](preset-files.md#beside-a-name) does too.
-`offpol-diag presets NAME` explains one, and `--for TRAINER` prints its configuration. The file is
+`offpol-diag presets NAME` explains one, with its whole source and the trainers that can say it, and
+`--for TRAINER` prints its configuration. The file is
 [`presets.toml`](../offpol_diag/presets/presets.toml); a file of your own has the same form
 (`--preset-file`, [grammar](preset-files.md)).
 
@@ -88,7 +88,7 @@ def _read(trainer: str) -> Sequence[str]:
 
 def _preset(preset: Preset, usual: bool) -> Sequence[str]:
     name = f"**`{preset.name}`**" if usual else f"`{preset.name}`"
-    names = (name, "..".join(preset.places), ", ".join(preset.aliases), ", ".join(sayable(preset)))
+    names = (name, "..".join(preset.places), ", ".join(preset.aliases))
     takes_out = preset.reject or preset.veto
     denominator = preset.denominator if takes_out else ""
     return (*names, method(preset), denominator, preset.loss, linked(preset.source))
@@ -102,19 +102,18 @@ CITED = re.compile(
 
 
 def linked(source: str) -> str:
-    """Link each commit that a source cites to the lines it names."""
-    return CITED.sub(_link, source)
-
-
-def _link(found: re.Match[str]) -> str:
+    """Link the first commit that a source cites to the lines it names, and leave out the rest."""
+    found = CITED.search(source)
+    if found is None:
+        return source
     name, commit, date, file, lines = found.groups()
     repository = name if "/" in name else table(name.lower())["repository"]
     if file is None:
-        return f"{name} [{commit}](https://github.com/{repository}/commit/{commit}) ({date})"
+        return f"[{name}, {date}](https://github.com/{repository}/commit/{commit})"
     first, _, last = lines.split(",")[0].partition("-")
     place = f"#L{first}-L{last}" if last else f"#L{first}"
-    address = f"https://github.com/{repository}/blob/{commit}/{file}{place}"
-    return f"{name} {commit} ({date}) [{file.rpartition('/')[2]}:{lines}]({address})"
+    short = f"{file.rpartition('/')[2]}:{lines}"
+    return f"[{name} {short}](https://github.com/{repository}/blob/{commit}/{file}{place})"
 
 
 def metrics() -> str:
