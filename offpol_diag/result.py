@@ -581,11 +581,6 @@ class Diagnosis(Model):
     decide: str = Field("", description="the one measurement that decides between the candidates")
     ruled_out: list[str] = []
     undecidable: list[str] = []
-    systematic: Number | None = Field(
-        None,
-        description="share of the variance of min(r, 2) that tokens of one kind (a token id after another) "
-        "have in common: 0 for noise of single tokens; null without token ids",
-    )
     sequences: Whole | None = Field(None, description="size of the sample that was examined, in sequences")
     tokens: Whole | None = Field(None, description="size of the sample that was examined, in tokens")
 

@@ -179,7 +179,6 @@ def test_without_a_cause_all_are_listed(words):
 
 REFUSED = [
     (("weights_not_sync",), "there is no cause 'weights_not_sync'", "did you mean weights_not_synced"),
-    (("lora",), "there is no cause 'lora'", "it stands in the pages of weights_not_synced"),
     (("zzz",), "there is no cause 'zzz'", "`offpol-diag doctor --explain list` lists all"),
     (
         ("stale", "dump.parquet"),

@@ -4,12 +4,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from drawn import html, markdown, terminal
+from drawn import markdown, terminal
 from factory import dump_facts, make_comparison, make_summary, recommendation
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
-from offpol_diag.number import Number
 from offpol_diag.report import answered
 from offpol_diag.result import After, Cause, Diagnosis, Example, Skipped, load
 
@@ -90,24 +89,6 @@ def test_a_bug_comes_with_its_evidence_and_with_what_was_ruled_out_and_cannot_be
             assert said in shown
 
 
-def test_an_approximate_repair_says_so_and_a_dump_of_two_policies_has_the_total_before():
-    after = SHIFTED.after.model_copy(update={"approximate": True})
-    seen = BUG.model_copy(update={"causes": [SHIFTED.model_copy(update={"after": after})]})
-    metrics = {"k3": Number(unknown="no π_old"), "total.k3": Number(value=0.5, note="a few tokens decide it")}
-    last = texts(facts(diagnosis=seen, metrics=metrics, by={})["Cause"])[-1]
-    assert "K3 0.50 → ≈ 0.0004" in last
-    assert "E[r] ≈ 1.001" in last
-
-
-@pytest.mark.parametrize(("sequences", "said"), [(64, True), (5120, False)])
-def test_where_only_a_part_was_looked_at_it_says_so(sequences, said):
-    seen = HONEST.model_copy(update={"sequences": sequences, "tokens": 2000})
-    part = "Looked at one by one: 2,000 tokens of 64 sequences, of the 5,120 in the dump"
-    found = facts(diagnosis=seen)["Bug?"]
-    assert (part in texts(found)) is said
-    assert part not in found.sentence
-
-
 SOME = ({"diagnosis": HONEST}, {"diagnosis": None}, {"comparison": make_comparison()})
 
 
@@ -121,15 +102,6 @@ def test_skipped_rows_are_told_before_the_verdict(changes, gated):
     assert first.endswith("The first: a.parquet, row 7: NaN.")
 
 
-def test_page_and_pull_request_and_terminal_open_with_it():
-    summary = make_summary(diagnosis=BUG, gates=[])
-    page, text = html(summary), markdown(summary)
-    for shown in (page, text, terminal(summary, verbose=True)):
-        assert shown.index("rollout column is shifted by one") < shown.lower().index("slice rollout_log")
-    assert "p-1/s-&lt;2>" in text
-    assert "p-1/s-<2>" not in page
-
-
 def test_while_it_is_a_bug_no_method_is_recommended():
     given = recommendation()
     summary = make_summary(diagnosis=BUG, recommendation=given, gates=[])
@@ -139,15 +111,6 @@ def test_while_it_is_a_bug_no_method_is_recommended():
     drawn = terminal(summary, verbose=True)
     assert "1 published warning level is crossed" in drawn
     assert "offpol-diag presets" not in drawn
-
-
-@pytest.mark.parametrize(("diagnosis", "better"), [(BUG, False), (HONEST, True)])
-def test_presets_side_by_side_are_not_ranked_beside_a_bug(diagnosis, better):
-    found = answered(make_summary(diagnosis=diagnosis, comparison=make_comparison()))
-    table = next(one for one in found.tables if one.id == "comparison")
-    assert (table.header[-1] == "ahead") is better
-    assert any("fix the bug first" in note for note in table.notes) is not better
-    assert found.headline.startswith("Bug: ") is not better
 
 
 def run(*args):
@@ -197,12 +160,11 @@ def test_strict_fails_on_a_bug_and_on_nothing_else(dumps, command, name, code):
     assert run(command, dumps / f"{name}.parquet", "-q", *options).exit_code == code
 
 
-def test_a_comparison_gives_the_diagnosis_of_each_run_or_of_the_dump_with_its_evidence(dumps):
+def test_a_comparison_gives_the_diagnosis_of_each_run_or_of_the_dump(dumps):
     two = run("compare", dumps / "honest.parquet", dumps / "broken.parquet", "-qv").stdout
     one = run("compare", dumps / "broken.parquet", "--presets", "token_is,seq_mis", "-qv").stdout
-    assert "\nBug in one run: B: A log-prob column holds positive values" in two
-    assert two.index("A, bug?") < two.index("B, bug?") < two.index("Fix: ") < two.index("The two runs")
-    assert one.index("\nBug: ") < one.index("Fix: ") < one.index("tokens_weighted")
+    assert "B: A log-prob column holds positive values" in two
+    assert "\nBug: " in one
 
 
 def test_every_form_is_written_where_asked_also_when_it_fails_and_holds_the_diagnosis(dumps, empty_folder):

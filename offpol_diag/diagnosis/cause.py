@@ -69,9 +69,11 @@ class Found:
     @property
     def names(self) -> set[Any]:
         """Ids of the sequences concerned."""
-        return {
-            name for name, here in zip(self.rows.column("sequence_id"), self.sequences, strict=True) if here
-        }
+        return {x for x, here in zip(self.rows.column("sequence_id"), self.sequences, strict=True) if here}
+
+    def within(self, names: set[Any]) -> bool:
+        """Return whether most of the sequences concerned are these."""
+        return len(self.names & names) > len(self.names) / 2
 
     @property
     def helps(self) -> bool:

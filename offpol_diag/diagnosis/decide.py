@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ CENTRED, SURELY = 0.005, 3.29 / Z
 """|E[r] − 1| up to which rounding may move it (kernels stay below 0.002), and half width of a 99.9% interval
 in that of a 95% one: one healthy dump in a thousand is doubted."""
 MOST = 3
-"""Most candidates that are listed."""
+"""Most candidates that are listed, and most examples of a cause."""
 
 
 def diagnosed(found: Examined) -> Result:
@@ -68,26 +68,15 @@ def diagnose(summary: Result, sample: Sample | None) -> Diagnosis:
     numbers = Evidence(summary)
     rows = replace(rows, known=_known(summary, numbers, rows))
     found, rest = search(rows)
-    found = found or list(in_a_group(rows)) or list(alone(rest))
+    found = found or [*in_a_group(rows)] or [*alone(rest)]
     bugs = [*_positive(summary), *map(_cause, found)]
-    said = _bug(rest, found, bugs) if bugs else _no_bug(numbers, rows, rest)
-    seen = rest.once(Seen)
-    columns = {
-        "raw log-probs in both columns beside a temperature or top-p: needs the column entropy": rows.entropy,
-        "single tokens that are scored differently: needs the column token_ids": rows.ids,
-        "stale weights or weights that do not arrive: needs the column policy_lag": seen.recorded_lags
-        or None,
-    }
-    lacks = [question for question, column in columns.items() if column is None]
-    systematic = seen.share and Number(
-        value=seen.share.value,
-        interval=(seen.share.low, seen.share.high),
-        unit="fraction",
-        over="variance of min(r, 2)",
-        formula="what tokens of one kind (a token id after another) have in common",
-    )
-    more = {"undecidable": [*lacks, *said.undecidable], "systematic": systematic, "where": locate(rows)}
-    return said.model_copy(update=size | more)
+    if bugs:
+        causes = [*bugs, *map(_cause, _beside(found, rest))]
+        said = Diagnosis(verdict="bug", headline=bugs[0].statement, causes=causes)
+    else:
+        said = _no_bug(numbers, rest)
+    lacks = _lacking(rows, rest.once(Seen), [one.id for one in said.candidates])
+    return said.model_copy(update={**size, "undecidable": lacks, "where": locate(rows)})
 
 
 def _known(summary: Result, numbers: Evidence, rows: Rows) -> Known:
@@ -96,13 +85,36 @@ def _known(summary: Result, numbers: Evidence, rows: Rows) -> Known:
     synced = (lag.in_sync if lag else k3) or Number()
     least, lowest = (one.interval[0] if one.interval else one.value for one in (k3, synced))
     small = least is not None and least <= HEALTHY_K3 and numbers.value("k3") <= HEALTHY_K3
-    lone = rows.k3_cut.mean() <= HEALTHY_K3  # a single outlier is an alert, not a verdict
-    healthy = (small or bool(lone)) and not numbers.value("f_2") > 2 * HEALTHY_K3
-    known = recorded(summary.dump.provenance)
-    return Known(known, numbers.errors("surrogate_gain"), lowest, healthy, healthy and not small)
+    small = small or bool(rows.k3_cut.mean() <= HEALTHY_K3)  # a single outlier is an alert, not a verdict
+    healthy = small and not numbers.value("f_2") > 2 * HEALTHY_K3
+    return Known(recorded(summary.dump.provenance), numbers.errors("surrogate_gain"), lowest, healthy)
+
+
+def _lacking(rows: Rows, seen: Seen, candidates: list[str]) -> list[str]:
+    """Return what cannot be decided for want of a column."""
+    machine = any(MACHINES.search(name.lower()) for name in rows.scalars)
+    weights = {"stale", "weights_not_synced"} & {*candidates}
+    digests = all(None not in rows.column(name) for name in DIGESTS)
+    lacks = {
+        "raw log-probs in both columns beside a temperature or top-p: needs the column entropy": (
+            rows.entropy is None
+        ),
+        "single tokens that are scored differently: needs the column token_ids": rows.ids is None,
+        "stale weights or weights that do not arrive: needs the column policy_lag": not seen.lags,
+        f"whether the engine has the trainer's weights: needs the columns {' and '.join(DIGESTS)}": (
+            weights and not digests
+        ),
+        "whether one machine alone has other weights: needs the column host": (
+            "weights_not_synced" in weights and not machine
+        ),
+    }
+    return [question for question, lacking in lacks.items() if lacking]
 
 
 # ---------------------------------------------------------------- what is found
+
+MISALIGNED = ("off_by_one", "row_permutation", "wrong_context")
+"""Faults of whole rows, which look like others at some of their tokens."""
 
 
 def search(rows: Rows) -> tuple[list[Found], Rows]:
@@ -129,14 +141,8 @@ def search(rows: Rows) -> tuple[list[Found], Rows]:
             return [one], one.repaired  # a column without a log-prob: nothing else is to be seen
         if one.repaired is not None and one.repaired.tokens >= TOKENS // 4:
             rows = one.repaired
-    aligned = [one for one in found if one.id not in MISALIGNED]
-    whole = {name for one in found if one not in aligned for name in one.names}
-    effects = [one for one in aligned if not one.exact and len(one.names & whole) > len(one.names) / 2]
-    return [one for one in found if one not in effects], rows
-
-
-MISALIGNED = ("off_by_one", "row_permutation", "wrong_context")
-"""Faults of whole rows, which look like others at some of their tokens."""
+    whole = {name for one in found if one.id in MISALIGNED for name in one.names}
+    return [one for one in found if one.exact or one.id in MISALIGNED or not one.within(whole)], rows
 
 
 def in_a_group(rows: Rows) -> Iterator[Found]:
@@ -168,7 +174,7 @@ def _positive(summary: Result) -> Iterator[Cause]:
         yield Cause(
             id="sentinel",
             statement="A log-prob column holds positive values, which no log-probability can be.",
-            statistic=f"{' and '.join(counts)} of {summary.dump.tokens:,} tokens are above 0",
+            statistic=f"{' and '.join(counts)} are above 0, of {summary.dump.tokens:,} tokens",
             violates="log-probs are at most 0",
             exact=True,
             confirm="look at the rows named in the note, in the trainer's tensors",
@@ -176,34 +182,27 @@ def _positive(summary: Result) -> Iterator[Cause]:
         )
 
 
-# ---------------------------------------------------------------- the verdict
+def _beside(bugs: list[Found], rest: Rows) -> list[Found]:
+    """Return the honest cause beside bugs: one that the dump records, in rows that are mended."""
+    if rest.tokens < TOKENS or not rest.delta.any() or any(one.id == "weights_not_synced" for one in bugs):
+        return []  # of weights that do not arrive, the recorded lags are wrong
+    mended = not any(one.approximate or one.repaired is None for one in bugs)
+    able = ("stale", "quantized_rollout") if mended else ("stale",)
+    unmoved = replace(rest, known=replace(rest.known, moved=None))  # advantages are of the numbers as logged
+    return [one for cause in CAUSES if cause.id in able and (one := cause.look(unmoved))][:1]
 
 
-def _bug(rest: Rows, found: list[Found], bugs: list[Cause]) -> Diagnosis:
-    """Return the bugs, and an honest cause beside them that the dump records, in rows that are mended."""
-    ids = {one.id for one in bugs}
-    able = [] if "weights_not_synced" in ids else ["stale"]  # else the recorded lags are wrong
-    if able and not any(one.approximate or one.repaired is None for one in found):
-        able.append("quantized_rollout")
-    honest = None
-    if rest.tokens >= TOKENS and rest.delta.any():
-        unmoved = replace(rest, known=replace(rest.known, moved=None))  # advantages are of what was logged
-        honest = next((one for cause in CAUSES if cause.id in able and (one := cause.look(unmoved))), None)
-    causes = bugs + ([_cause(honest)] if honest else [])
-    return Diagnosis(verdict="bug", headline=bugs[0].statement, causes=causes)
+# ---------------------------------------------------------------- where no bug is found
 
 
-def _no_bug(numbers: Evidence, rows: Rows, rest: Rows) -> Diagnosis:
+def _no_bug(numbers: Evidence, rest: Rows) -> Diagnosis:
     """Return the verdict where no bug is found; `rest` is what is left after all repairs."""
-    k3, ratio, mean_ratio = numbers.number("k3"), rest.once(Identities.of).ratio, numbers.number("mean_ratio")
+    ratio, mean_ratio, base = rest.once(Identities.of).ratio, numbers.number("mean_ratio"), other_base(rest)
     seen, healthy = rest.once(Seen), rest.known.healthy
-    small = k3.value is not None and k3.value < HEALTHY_K3
-    if not small and ratio.error > BLUNT:
-        headline = (
-            f"E[r] = {ratio.value:.3g} ± {ratio.error:.2g}: too few tokens to tell a bug from a mismatch."
-        )
-        return Diagnosis(verdict="cannot_tell", headline=headline)
-    if (base := other_base(rest)) is not None:
+    if not numbers.value("k3") < HEALTHY_K3 and ratio.error > BLUNT:
+        few = f"E[r] = {ratio.value:.3g} ± {ratio.error:.2g}: too few tokens to tell a bug from a mismatch."
+        return Diagnosis(verdict="cannot_tell", headline=few)
+    if base is not None:
         return _undecided(seen, "the columns line up", base.rstrip("?"))
     if off_centre(mean_ratio):
         return _undecided(seen, "the columns line up", f"E[r] is {say(mean_ratio)} and not 1")
@@ -214,18 +213,15 @@ def _no_bug(numbers: Evidence, rows: Rows, rest: Rows) -> Diagnosis:
     if honest is None and not healthy:
         tested = ratio.error < ERRORS and not doubted(mean_ratio)
         sampling = " and the sampling is the logged one" if tested else ""
-        return _undecided(seen, f"the columns line up{sampling}", explained(seen))
-    size = "as small as rounding makes it" if healthy else "real"
-    if rest.known.lone:
-        many = int((np.abs(rows.delta) > 1.0).sum())
-        size += f", but for {many:,} of {rows.tokens:,} tokens that are off by more than a nat"
+        return _undecided(seen, f"the columns line up{sampling}", _explained(seen))
     causes = [_cause(honest)] if honest else []
-    what = causes[0].statement if causes else ""
+    what = f"{causes[0].statement} " if causes else ""
+    size = "as small as rounding makes it" if healthy else "real"
     return Diagnosis(
         verdict="healthy" if healthy else "honest_mismatch",
-        headline=f"{what} Nothing points to a logging bug, and the mismatch is {size}.".strip(),
+        headline=f"{what}Nothing points to a logging bug, and the mismatch is {size}.",
         causes=causes,
-        ruled_out=_ruled_out({one.id for one in causes}),
+        ruled_out=_ruled_out([one.id for one in causes]),
     )
 
 
@@ -247,28 +243,37 @@ def _undecided(seen: Seen, right: str, but: str) -> Diagnosis:
         but: what has to be explained, a clause.
     """
     found = fitting(seen)
-    ids, lacks = {one.id for one in found}, []
-    if ids & {"stale", "weights_not_synced"} and any(None in seen.rows.column(name) for name in DIGESTS):
-        lacks += [f"whether the engine has the trainer's weights: needs the columns {' and '.join(DIGESTS)}"]
-    if "weights_not_synced" in ids and not any(MACHINES.search(name.lower()) for name in seen.rows.scalars):
-        lacks += ["whether one machine alone has other weights: needs the column host"]
-    fit = f"{('no', 'one', 'two', 'three')[len(found)]} cause{' fits' if len(found) == 1 else 's fit'}"
-    measurement = deciding(seen, *[one.id for one in found])
+    ids, fit = [one.id for one in found], "one cause fits" if len(found) == 1 else f"{len(found)} causes fit"
+    fit = fit.replace("2", "two").replace("3", "three")
     return Diagnosis(
         verdict="cannot_tell",
         headline=f"Cannot tell from this dump: {right}, but {but}; {fit}.",
         candidates=found,
-        decide=measurement.text if measurement else "",
+        decide=deciding(seen, *ids),
         ruled_out=_ruled_out(ids),
-        undecidable=lacks,
     )
 
 
-def _ruled_out(named: set[str]) -> list[str]:
+def _ruled_out(named: list[str]) -> list[str]:
     return [one.ruled_out for one in CAUSES if one.ruled_out and one.id not in named]
 
 
-# ---------------------------------------------------------------- where nothing is established
+def _explained(seen: Seen) -> str:
+    """Return what has to be explained, in a clause."""
+    body, at = seen.body, " at lag 0" if seen.lags else ""
+    if seen.inexcusable:
+        most = f"{seen.recorded.precision or 'a number format'} excuses no more than {seen.most:.2g}"
+        return f"K3{at} is above {seen.rows.known.synced:.2g}, and {most}"
+    if seen.course.back:
+        return "K3 is large at some steps and rounding at others"
+    if seen.course.growth:
+        return f"K3 grows {rounded(seen.course.growth)}-fold over the steps"
+    if seen.outlying or (body.tail >= OUTLYING and body.scale <= ROUNDED):
+        return "a part of the tokens differs by much"
+    if seen.noise:
+        return "the noise of single tokens is larger than rounding makes it"
+    return "the tokens differ by more than rounding makes them"
+
 
 ALWAYS = ("quantized_rollout", "weights_not_synced")
 """Candidates where none fits by its own condition: nothing rules them out."""
@@ -277,91 +282,62 @@ ALWAYS = ("quantized_rollout", "weights_not_synced")
 def fitting(seen: Seen) -> list[CandidateCause]:
     """Return the causes that fit, the least contradicted first, with what speaks for and against each."""
     known = {one.id: one for one in CAUSES}
-    order = [known[name] for name in CANDIDATES]
-    able = [one for one in order if one.fits(seen)]
-    if not able or (not seen.course.back.any() and {one.id for one in able} == {"weights_not_synced"}):
-        able = [one for one in order if one in able or one.id in ALWAYS]
-    found = []
-    for one in able:
+    able = [name for name in CANDIDATES if known[name].fits(seen)]
+    if not able or (able == ["weights_not_synced"] and not seen.course.back):
+        able = [name for name in CANDIDATES if name in able or name in ALWAYS]
+    found: list[tuple[int, CandidateCause]] = []
+    for one in map(known.__getitem__, able):
         pro, con = holding(seen, one.speaks_for), holding(seen, one.speaks_against)
-        contradicted = len(con) - bool({"quantised", "plain"} & pro.keys())
         sides = {"for_": [*pro.values()][:1], "against": [*con.values()][:1]}
         said = CandidateCause(id=one.id, kind=one.verdict, statement=one.statement, **sides)
-        found.append((contradicted, said))
+        found.append((len(con) - ("quantised" in pro), said))
     return [said for _, said in sorted(found, key=lambda pair: pair[0])][:MOST]
 
 
-def explained(seen: Seen) -> str:
-    """Return what has to be explained, in a clause."""
-    at = " at lag 0" if seen.recorded_lags else ""
-    most = f"{seen.recorded.precision or 'a number format'} excuses no more than {seen.most:.2g}"
-    clauses: tuple[tuple[object, str], ...] = (
-        (seen.inexcusable, f"K3{at} is above {seen.rows.known.synced or 0:.2g}, and {most}"),
-        (seen.course.back.any(), "K3 is large at some steps and rounding at others"),
-        (seen.course.growth, f"K3 grows {rounded(seen.course.growth)}-fold over the steps"),
-        (seen.outlying, "a few tokens differ by much"),
-        (
-            seen.body.tail >= OUTLYING and seen.body.scale <= ROUNDED,
-            "a part of the tokens differs by much",
-        ),
-        (seen.noise, "the noise of single tokens is larger than rounding makes it"),
-    )
-    return next(
-        (text for holds, text in clauses if holds), "the tokens differ by more than rounding makes them"
-    )
-
-
 class Measurement(NamedTuple):
-    """A measurement, and what each outcome would mean; candidates of one outcome; where it can be made."""
+    """A measurement, what each outcome would mean, and the candidates of one outcome."""
 
     text: str
-    candidates: set[str]
-    able: Callable[[Seen], bool] = lambda seen: True
+    candidates: tuple[str, ...]
 
 
 SCORE_TWICE = Measurement(
     "Score the same 64 responses twice with the trainer: if the two scorings differ as much, it is noise "
     "of kernels, the router or dropout; if they are equal, engine and trainer compute different things.",
-    {"moe_outliers", "numerics"},
+    ("moe_outliers", "numerics"),
 )
-MEASUREMENTS = (
-    Measurement(
-        "Write policy_lag (or rollout_version and train_version) into the next dump: with stale weights K3 "
-        "rises with the lag and is as small as rounding at lag 0; with weights that do not arrive, or any "
-        "other cause, it is larger at lag 0 too.",
-        {"stale"},
-        lambda seen: not seen.recorded_lags,
-    ),
-    Measurement(
-        "Write policy_lag for a step whose responses are sampled right after a sync, at lag 0: with stale "
-        "weights K3 is as small as rounding there; with any other cause it is larger there too.",
-        {"stale"},
-        lambda seen: seen.behind,
-    ),
-    Measurement(
-        "The same step with the engine in bf16, eager, without prefix cache: if K3 falls to rounding, it was "
-        "the precision or a kernel; if it stays, the weights or the texts differ.",
-        {"quantized_rollout", "numerics", "moe_outliers"},
-    ),
-    Measurement(
-        "Score the same 64 responses twice, once by the engine as it runs and once by an engine that has "
-        "just loaded the trainer's checkpoint: if only the second agrees with the trainer, the weights did "
-        "not arrive. Or write the digests of both sides' weights (docs/dumps.md) into the next dump.",
-        {"stale", "weights_not_synced"},
-    ),
+WRITE_LAG = Measurement(
+    "Write policy_lag (or rollout_version and train_version) into the next dump: with stale weights K3 "
+    "rises with the lag and is as small as rounding at lag 0; with weights that do not arrive, or any "
+    "other cause, it is larger at lag 0 too.",
+    ("stale",),
 )
-"""In the order of what they cost, the least first."""
+AT_LAG_0 = Measurement(
+    "Write policy_lag for a step whose responses are sampled right after a sync, at lag 0: with stale "
+    "weights K3 is as small as rounding there; with any other cause it is larger there too.",
+    ("stale",),
+)
+IN_BF16 = Measurement(
+    "The same step with the engine in bf16, eager, without prefix cache: if K3 falls to rounding, it was "
+    "the precision or a kernel; if it stays, the weights or the texts differ.",
+    ("quantized_rollout", "numerics", "moe_outliers"),
+)
+CHECKSUM = Measurement(
+    "Score the same 64 responses twice, once by the engine as it runs and once by an engine that has "
+    "just loaded the trainer's checkpoint: if only the second agrees with the trainer, the weights did "
+    "not arrive. Or write the digests of both sides' weights (docs/dumps.md) into the next dump.",
+    ("stale", "weights_not_synced"),
+)
 
 
-def deciding(seen: Seen, first: str, *others: str) -> Measurement | None:
+def deciding(seen: Seen, first: str, *others: str) -> str:
     """Return the measurement that tells the first candidate from the second, or else from any other."""
     if seen.noise or seen.outlying:
-        return SCORE_TWICE
-    able = [one for one in MEASUREMENTS if one.able(seen)]
-    telling = (
-        one for rival in others for one in able if (first in one.candidates) != (rival in one.candidates)
-    )
-    return next(telling, None) or next((one for one in able if first in one.candidates), None)
+        return SCORE_TWICE.text
+    able = [WRITE_LAG] * (not seen.lags) + [AT_LAG_0] * seen.behind + [IN_BF16, CHECKSUM]
+    told = [one for rival in others for one in able if (first in one.candidates) != (rival in one.candidates)]
+    told += [one for one in able if first in one.candidates]
+    return told[0].text if told else ""
 
 
 # ---------------------------------------------------------------- as it is kept
@@ -369,7 +345,7 @@ def deciding(seen: Seen, first: str, *others: str) -> Measurement | None:
 
 def _cause(one: Found) -> Cause:
     """Return a finding as it is kept in the result, its texts filled in."""
-    cause = one.cause
+    cause, rows = one.cause, one.rows
     share = one.tokens.mean() if cause.id == "sentinel" else one.sequences.mean()
     side = "engine" if one.words.get("column") == "rollout" else "trainer"
     words = {"share": percent(float(share)), "where": one.where, "side": side, "temperature": "", **one.words}
@@ -378,11 +354,16 @@ def _cause(one: Found) -> Cause:
     )
     if one.where and one.where not in statement:
         statement += f", where {one.where}"
-    after, undone = None, words.get("after", cause.after)
+    after, undone, examples = None, words.get("after", cause.after), list[Example]()
     if cause.kind != "honest" and undone and one.repaired is not None and one.repaired.tokens:
         size = measured(one.repaired)
         if np.isfinite(list(size.values())).all():
             after = After(what=undone, tokens=one.repaired.tokens, approximate=one.approximate, **size)
+    for i in np.flatnonzero(one.sequences)[:MOST] if cause.kind != "honest" else ():
+        at = int(np.where(one.tokens & (rows.owner == i), np.abs(rows.delta), -1).argmax())
+        logged = {"rollout_log_prob": float(rows.q[at]), "train_log_prob": float(rows.p[at])}
+        name, place = str(rows.column("sequence_id")[i]), int(rows.position[at])
+        examples.append(Example(sequence_id=name, position=place, **logged))
     return Cause(
         id=cause.id,
         kind=cause.verdict,
@@ -393,22 +374,8 @@ def _cause(one: Found) -> Cause:
         where=one.where,
         tokens=int(one.tokens.sum()),
         sequences=int(one.sequences.sum()),
-        examples=[]
-        if cause.kind == "honest"
-        else [_example(one, i) for i in np.flatnonzero(one.sequences)[:3]],
+        examples=examples,
         confirm=confirm,
         fix=fix,
         after=after,
-    )
-
-
-def _example(one: Found, i: int) -> Example:
-    """Return the worst of the tokens concerned of a sequence."""
-    rows, name = one.rows, one.rows.column("sequence_id")[i]
-    at = int(np.where(one.tokens & (rows.owner == i), np.abs(rows.delta), -1).argmax())
-    return Example(
-        sequence_id=str(i if name is None else name),
-        position=int(rows.position[at]),
-        rollout_log_prob=float(rows.q[at]),
-        train_log_prob=float(rows.p[at]),
     )

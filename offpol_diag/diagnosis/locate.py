@@ -8,7 +8,6 @@ groups agree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -26,10 +25,9 @@ RATIO, CARRIED, FEWEST = 5.0, 0.5, 30
 LEVEL, GAIN, MOST = 0.001, 0.3, 0.9
 """Of an established place: least level inside (rounding makes less), least gain, largest share of the tokens.
 Of 217 dumps with known causes no healthy one has such a place."""
-SURE = 6.0
-"""Standard errors over groups by which levels differ: the best of some 10,000 cuts is taken."""
-FEW, SHUFFLES = 30, 100
-"""Groups below which half of `SURE` is asked for, and a gain that no shuffling of the labels reaches."""
+SURE, FEW, SHUFFLES = 6.0, 30, 100
+"""Standard errors over groups by which levels differ, as the best of some 10,000 cuts is taken; groups below
+which half of that and a gain are asked for that no such number of shufflings of the labels reaches."""
 SPAN, SECOND = 0.2, 0.3
 """What a second end of a cut must gain, and a second split beyond any single one."""
 SEEDS, TRIED, LISTED, AS_WELL = 3, 8, 3, 0.8
@@ -40,17 +38,17 @@ CODES, ENDS = 64, 8
 
 
 class Column(NamedTuple):
-    """Tokens by a split, or sequences (`whole`): values and codes (−1: none), [T], where codes begin, [C]."""
+    """Tokens by a split: values and codes (−1: none), [T], number of codes, whether it is of sequences."""
 
     split: Split
     values: Floats
     codes: Ints
-    starts: Floats
+    many: int
     whole: bool
 
 
 class Cut(NamedTuple):
-    """The tokens inside, [T], what telling them apart gains, less `SPAN` for a second end; what is cut."""
+    """Tokens inside, [T], what telling them apart gains, less `SPAN` for a second end; tokens cut, [T]."""
 
     column: Column
     inside: Flags
@@ -59,7 +57,7 @@ class Cut(NamedTuple):
 
     def words(self, some: Flags) -> tuple[str, str] | None:
         """Return some tokens, those inside or all others, in words, and the rest; None if no interval."""
-        split, values, codes = self.column.split, self.column.values, self.column.codes
+        split, values, codes, *_ = self.column
         if split.kinds:
             names = [split.kinds[int(one)] for one in np.unique(values[some & (codes >= 0)])]
             return split.noun.format(" or ".join(names)), "elsewhere"
@@ -77,34 +75,37 @@ class Search(NamedTuple):
     level: Floats
     group: Ints
 
-    def column(self, split: Split, starts: Floats | None = None) -> Column | None:
-        """Tell tokens apart by a split; None where all are alike."""
+    def column(self, split: Split, near: Cut | None = None) -> Column | None:
+        """Tell tokens apart by a split, by single values near the ends of a cut; None where all are alike."""
         found = split.values(self.rows)
         if found is None:
             return None
         values = np.asarray(found if len(found) == self.rows.tokens else found[self.rows.owner], np.float64)
         known = values[~np.isnan(values)]
-        if starts is None:
-            starts = np.unique(known)
-            if len(starts) > CODES:
-                some = np.quantile(known, np.linspace(0, 1, CODES - 2 * ENDS), method="nearest")
-                starts = np.unique(np.concatenate((starts[:ENDS], some, starts[-ENDS:])))
+        starts = np.unique(known)
+        if near is not None:
+            codes, inside = near.column.codes, near.column.codes[near.inside]
+            ends = np.isin(codes, [inside.min() - 1, inside.min(), inside.max(), inside.max() + 1])
+            fine = np.unique(values[ends & (codes >= 0)])
+            starts = np.union1d(fine[np.linspace(0, len(fine) - 1, 4 * CODES).astype(int)], starts[:1])
+        elif len(starts) > CODES:
+            some = np.quantile(known, np.linspace(0, 1, CODES - 2 * ENDS), method="nearest")
+            starts = np.unique(np.concatenate((starts[:ENDS], some, starts[-ENDS:])))
         codes = np.where(np.isnan(values), -1, np.searchsorted(starts, values, side="right") - 1)
         if split.kinds and len(starts):  # those of the highest level first
             n, x = self.sums(codes, len(starts))
-            order = np.argsort(-x / np.maximum(n, 1))
-            starts, codes = starts[order], np.where(codes < 0, -1, np.argsort(order)[codes])
+            codes = np.where(codes < 0, -1, np.argsort(np.argsort(-x / np.maximum(n, 1)))[codes])
         whole = len(found) < self.rows.tokens
-        return Column(split, values, codes, starts, whole) if codes.min() < codes.max() else None
+        return Column(split, values, codes, len(starts), whole) if codes.min() < codes.max() else None
 
     def sums(self, codes: Ints, many: int) -> tuple[Floats, Floats]:
         """Count the tokens of each code, and add their levels, [C] each."""
         n, x = (np.bincount(codes + 1, weights, many + 1)[1:] for weights in (None, self.level))
         return np.asarray(n, np.float64), np.asarray(x, np.float64)
 
-    def gains(self, column: Column, codes: Ints, ratio: float) -> tuple[Ints, Ints, Floats]:
+    def gains(self, column: Column, codes: Ints, ratio: float = RATIO) -> tuple[Ints, Ints, Floats]:
         """Return the codes from which to before which each cut goes, and its gain; −inf where it is none."""
-        many, tokens, whole = len(column.starts), len(self.level), self.level.sum()
+        tokens, whole, many = len(self.level), self.level.sum(), column.many
         n, x = (np.concatenate(([0.0], np.cumsum(one))) for one in self.sums(codes, many))
         low, high = np.triu_indices(1 if column.split.kinds else many + 1, 1, many + 1)
         size, held = n[high] - n[low], x[high] - x[low]
@@ -135,13 +136,9 @@ class Search(NamedTuple):
 
     def finer(self, cut: Cut) -> Cut:
         """Move the ends of a cut, which are quantiles where values are many, to single values."""
-        column, codes = cut.column, cut.column.codes[cut.inside]
-        if column.split.kinds or len(column.starts) < CODES // 2:
+        if cut.column.split.kinds or cut.column.many < CODES // 2:
             return cut
-        near = np.isin(column.codes, [codes.min() - 1, codes.min(), codes.max(), codes.max() + 1])
-        values = np.unique(column.values[near & (column.codes >= 0)])
-        some = values[np.linspace(0, len(values) - 1, 4 * CODES).astype(np.int64)]
-        exact = self.column(column.split, np.unique(np.append(some, column.starts[0])))
+        exact = self.column(cut.column.split, cut)
         return (exact and self.best(exact, cut.within)) or cut
 
     def by_chance(self, cut: Cut) -> bool:
@@ -152,19 +149,38 @@ class Search(NamedTuple):
         if self.group.max() + 1 >= FEW:
             return False
         rows, codes, chance = self.rows, cut.column.codes, np.random.default_rng(0)
-        starts, lengths = rows.starts[:-1][rows.owner], rows.lengths[rows.owner]
-        for units in (self.group, rows.owner, None):
-            first = np.zeros(1) if units is None else np.unique(units, return_index=True)[1]
-            if units is None or (codes == codes[first][units]).all():
+        for units in (self.group, rows.owner, np.arange(rows.tokens)):
+            first = np.unique(units, return_index=True)[1]
+            if (codes == codes[first][units]).all():
                 break
         for _ in range(SHUFFLES):
-            if units is None:
-                at = starts + (rows.index + chance.integers(0, rows.lengths)[rows.owner]) % lengths
-            else:
+            turned = (rows.index + chance.integers(0, rows.lengths)[rows.owner]) % rows.lengths[rows.owner]
+            at = rows.starts[rows.owner] + turned
+            if len(first) < rows.tokens:
                 at = first[chance.permutation(len(first))[units]]
-            if self.gains(cut.column, np.where(cut.within, codes[at], -1), RATIO)[2].max() >= cut.score:
+            if self.gains(cut.column, np.where(cut.within, codes[at], -1))[2].max() >= cut.score:
                 return True
         return False
+
+    def location(self, cuts: list[Cut]) -> Location:
+        """Describe the tokens inside the last cut; the sentence is of the smaller side where both fit."""
+        last, level = cuts[-1], self.level
+        share, inside, outside = last.inside.mean(), level[last.inside].mean(), level[~last.inside].mean()
+        words = [one for cut in cuts if (one := cut.words(cut.inside))]
+        inner, rest = ", ".join(one for one, _ in words), words[0][1] if len(cuts) == 1 else "elsewhere"
+        sentence = f"K3 is {rounded(inside)} {inner} and {rounded(outside)} {rest}."
+        if len(cuts) == 1 and share > 0.5 and (other := last.words(~last.inside)):
+            sentence = f"K3 is {rounded(outside)} {other[0]} and {rounded(inside)} {other[1]}."
+        return Location(
+            split=" and ".join(cut.column.split.id for cut in cuts),
+            words=inner,
+            sentence=sentence,
+            inside=inside,
+            outside=outside,
+            share=share,
+            gain=float(gained(share, inside, outside)),
+            measure=last.column.split.measure,
+        )
 
 
 def gained(share: Floats, inside: Floats, outside: Floats) -> Floats:
@@ -182,39 +198,18 @@ def locate(rows: Rows) -> list[Location]:
     groups = np.unique(np.stack((alike(rows), clusters(rows))), axis=1, return_inverse=True)[1].ravel()
     search, every = Search(rows, level, groups[rows.owner]), np.ones(rows.tokens, np.bool_)
     columns = [one for one in map(search.column, splits(rows)) if one]
-    alone = {one.split.id: cut for one in columns if (cut := search.best(one, every, ratio=1.0))}
+    alone = [cut for one in columns if (cut := search.best(one, every, ratio=1.0))]
     found = [[search.finer(cut)] for one in columns if (cut := search.best(one, every))]
-    seeds = sorted((cut for cut in alone.values() if cut.column.whole), key=lambda cut: -cut.score)
-    for first, column in product(seeds[:SEEDS], columns):
+    seeds = sorted((cut for cut in alone if cut.column.whole), key=lambda cut: -cut.score)[:SEEDS]
+    for first, column in product(seeds, columns):
         second = search.best(column, first.inside)
-        if second and second.score > max(cut.score for cut in alone.values()) + SECOND:
+        if second and second.score > max(cut.score for cut in alone) + SECOND:
             found.append([first, search.finer(second)])
     places: list[Location] = []
     for cuts in sorted(found, key=lambda cuts: -round(cuts[-1].score, 1)):
-        place = _location(level, cuts)
+        place = search.location(cuts)
         sure = place.inside >= LEVEL and place.gain >= GAIN and place.share <= MOST
         well = not places or place.gain >= AS_WELL * places[0].gain
         if sure and well and len(places) < LISTED and not search.by_chance(cuts[-1]):
             places.append(place)
     return places
-
-
-def _location(level: Floats, cuts: Sequence[Cut]) -> Location:
-    """Describe the tokens inside the last cut; the sentence is of the smaller side where both can be said."""
-    last = cuts[-1]
-    share, inside, outside = last.inside.mean(), level[last.inside].mean(), level[~last.inside].mean()
-    words = [one for cut in cuts if (one := cut.words(cut.inside))]
-    inner, rest = ", ".join(one for one, _ in words), words[0][1] if len(cuts) == 1 else "elsewhere"
-    sentence = f"K3 is {rounded(inside)} {inner} and {rounded(outside)} {rest}."
-    if len(cuts) == 1 and share > 0.5 and (other := last.words(~last.inside)):
-        sentence = f"K3 is {rounded(outside)} {other[0]} and {rounded(inside)} {other[1]}."
-    return Location(
-        split=" and ".join(cut.column.split.id for cut in cuts),
-        words=inner,
-        sentence=sentence,
-        inside=inside,
-        outside=outside,
-        share=share,
-        gain=float(gained(share, inside, outside)),
-        measure=last.column.split.measure,
-    )

@@ -8,12 +8,12 @@ from offpol_diag.number import Number
 from offpol_diag.presets import Policy
 from offpol_diag.result import Result
 
-FEWEST_GROUPS, FEWEST_TOKENS = 20, 1000
-FEWEST_SEQUENCES, FEWEST_INTERVAL = 50, 5
-"""Fewest sequences for a verdict, and fewest prompts for an interval to be used."""
+FEWEST_GROUPS, FEWEST_TOKENS, FEWEST_SEQUENCES, FEWEST_INTERVAL = 20, 1000, 50, 5
+"""Fewest prompts, tokens and sequences for a verdict, and fewest prompts for an interval to be used."""
 SAMPLES = 16
 """Assumed number of rows per prompt in a dump without group_id."""
 HEALTHY_K3 = 1e-3
+"""K3, nats per token, up to which a mismatch is as small as rounding makes it."""
 
 
 @dataclass(frozen=True)

@@ -18,24 +18,26 @@ PRECISIONS = {
     "NVFP4": ("fp4",),
     "fp8": ("fp8", "float8", "e4m3", "e5m2", "f8e"),
     "int8": ("int8", "w8a"),
+    "": ("uint", "mxfp", "nvfp", "bitsandbytes", "quantized", "quantised", "quantize"),
     "bf16": ("bf16", "bfloat16"),
     "fp16": ("fp16", "float16", "half"),
     "fp32": ("fp32", "float32"),
 }
 """Number format of an engine → words by which metadata say it, in the order in which they are looked for."""
 FOUR_BITS = ("W4A4", "W4A16", "NVFP4")
-_START = r"(?<![a-z0-9])(?<!no )(?<!not )"
-_QUANTISED = re.compile(
-    f"{_START}(int4|uint4|w4a|nf4|fp4|nvfp4|mxfp4|awq|gptq)"
-    f"|{_START}(fp8|float8|e4m3|e5m2|f8e|int8|uint8|w8a|mxfp|bitsandbytes|quanti[sz])"
+_QUANTISED, _PLAIN = (
+    re.compile(
+        f"(?<![a-z0-9])(?<!no )(?<!not )({'|'.join(word for one in part for word in PRECISIONS[one])})"
+    )
+    for part in ([*PRECISIONS][:-3], [*PRECISIONS][-3:])
 )
-_PLAIN = re.compile(_START + "(bf16|bfloat16|fp16|float16|half|fp32|float32)")
 _EXPERTS = re.compile(
     r"moe(?![a-z])|mixtral|experts?|rout(er|ing)[ _-]?replay|gpt-oss|deepseek-(v[23]|r1)|b-a[0-9.]+b"
 )
 _TRAINER = re.compile(r"^(train|actor|learner|old|optim)")
 _ENGINE = re.compile("rollout|engine|infer|generat|sampl|vllm|sglang|quanti")
 _DTYPE = re.compile("dtype|precision|quanti|engine|rollout")
+"""Words of an engine's number format or of experts; and, in keys, of a trainer, an engine and a format."""
 
 
 class Recorded(NamedTuple):
@@ -64,31 +66,27 @@ def recorded(provenance: Mapping[str, object]) -> Recorded:
     for path, value in _leaves(provenance):
         said = f"{path[-1]}: {value}"
         name = " ".join(path).lower().replace("actor_rollout_ref", "")
-        text = name if value is True else str(value).lower() if isinstance(value, str) else ""
-        many = isinstance(value, int) and value is not True and value > 1 and "expert" in path[-1].lower()
-        if not experts and (many or (text and _EXPERTS.search(text))):
+        text = name if value is True else value.lower() if isinstance(value, str) else ""
+        many = isinstance(value, int) and value > 1 and "expert" in path[-1].lower()
+        if not experts and (many or _EXPERTS.search(text)):
             experts = said
         if any(_TRAINER.match(part.lower()) for part in path) and not _ENGINE.search(name):
             continue
-        if not quantised and text and _QUANTISED.search(text):
+        if not quantised and _QUANTISED.search(text):
             quantised = said
-        elif not plain and text and _DTYPE.search(name) and _PLAIN.search(text):
+        elif not plain and _DTYPE.search(name) and _PLAIN.search(text):
             plain = said
     return Recorded(quantised, "" if quantised else plain, experts)
 
 
 def _leaves(value: object, path: tuple[str, ...] = ("",)) -> Iterator[tuple[tuple[str, ...], object]]:
-    if isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _leaves(one, (*path, str(key)))
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _leaves(one, path)
+    if isinstance(value, Mapping | list | tuple):
+        pairs = value.items() if isinstance(value, Mapping) else (("", one) for one in value)
+        for key, one in pairs:
+            yield from _leaves(one, (*path, str(key)) if key else path)
     else:
         yield path, value
 
-
-# ---------------------------------------------------------------- published K3
 
 TIMES, MOST_EXCUSED = 10.0, 0.3
 """Times what is published of a number format, and nats of any format, above which it excuses no K3 at lag 0:
@@ -97,12 +95,11 @@ a usual token is then off by a factor of two, which no format is published to do
 
 @dataclass(frozen=True)
 class Floor:
-    """One row: what a dump must say, and the range of K3 that is expected of it.
+    """One row: what a dump must say, and the range of K3 that is published of it.
 
     Attributes:
         low, high: ends of the range, nats per token.
-        regime: what it was measured on, in words.
-        source: who published it.
+        regime, source: what it was measured on, in words; who published it.
         precision: number format of the engine, one of `PRECISIONS`.
         experts: whether the model is a mixture of experts.
         says: words that the metadata has, in lower case: a trainer, an engine, a size.
@@ -115,6 +112,10 @@ class Floor:
     precision: str
     experts: bool = False
     says: tuple[str, ...] = ()
+
+    def of(self, said: Recorded) -> bool:
+        """Return whether it is of a number format, with experts or without."""
+        return self.precision == said.precision and self.experts == bool(said.experts)
 
 
 _TEXT = files("offpol_diag").joinpath("data", "floors.toml").read_text(encoding="utf-8")
@@ -129,18 +130,11 @@ def observed() -> list[tuple[str, str, str, str, str]]:
 def expected(provenance: Mapping[str, Any]) -> list[Band]:
     """Return the range of the row that fits the metadata and says most, if any."""
     said, text = recorded(provenance), json.dumps(provenance, default=str).lower()
-    fit = [one for one in _of_format(said) if all(word in text for word in one.says)]
-    if not fit:
-        return []
-    best = max(fit, key=lambda one: len(one.says))
-    return [Band("k3", "expected", best.low, best.high, best.regime, best.source)]
+    fit = [one for one in FLOORS if one.of(said) and all(word in text for word in one.says)]
+    fit.sort(key=lambda one: -len(one.says))
+    return [Band("k3", "expected", one.low, one.high, one.regime, one.source) for one in fit[:1]]
 
 
 def ceiling(said: Recorded) -> float:
     """Return the K3 at lag 0, nats, above which what the metadata say excuses nothing."""
-    return min([MOST_EXCUSED, *(TIMES * one.high for one in _of_format(said) if not one.says)])
-
-
-def _of_format(said: Recorded) -> list[Floor]:
-    """Return the rows of a number format, with experts or without."""
-    return [one for one in FLOORS if one.precision == said.precision and one.experts == bool(said.experts)]
+    return min([MOST_EXCUSED, *(TIMES * one.high for one in FLOORS if one.of(said) and not one.says)])

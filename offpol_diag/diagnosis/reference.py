@@ -61,62 +61,53 @@ def outcome(engine: bool, trainer: bool, alike: bool) -> Outcome:
     return "engine" if engine else "trainer" if trainer else "same"
 
 
+HEADLINES: dict[Outcome, str] = {
+    "same": "engine and trainer are both reproduced ({engine} and {trainer} a token)",
+    "reference": "the reference is neither's: both are {engine} from it and {apart} from each other; it is "
+    "not the model that ran",
+    "both": "neither is reproduced, and they are not alike: engine {engine} off, trainer {trainer}",
+    "engine": "the engine is not reproduced ({engine} a token); the trainer is ({trainer})",
+    "trainer": "the trainer is not reproduced ({trainer} a token); the engine is ({engine})",
+    "few": "too few prompts for a verdict",
+}
+
+
 def headline(found: Outcome, engine: Side, trainer: Side, apart: float) -> str:
     """Return the verdict in one sentence, without what it rests on."""
-    off = {name: f"{rounded(side.distance)} nats" for name, side in (("e", engine), ("t", trainer))}
-    if found == "same":
-        return f"engine and trainer are both reproduced ({off['e']} and {off['t']} a token)"
-    if found == "reference":
-        near = f"both are {off['e']} from it and {rounded(apart)} from each other"
-        return f"the reference is neither's: {near}; it is not the model that ran"
-    if found == "both":
-        return f"neither is reproduced, and they are not alike: engine {off['e']} off, trainer {off['t']}"
-    if found == "engine":
-        return f"the engine is not reproduced ({off['e']} a token); the trainer is ({off['t']})"
-    if found == "trainer":
-        return f"the trainer is not reproduced ({off['t']} a token); the engine is ({off['e']})"
-    return "too few prompts for a verdict"
+    off = {"engine": f"{rounded(engine.distance)} nats", "trainer": f"{rounded(trainer.distance)} nats"}
+    return HEADLINES[found].format(**off, apart=rounded(apart))
 
 
-def in_dump(rows: Rows | None, provenance: Mapping[str, Any], columns: Mapping[str, str]) -> Reference | None:
+def in_dump(rows: Rows, provenance: Mapping[str, Any], columns: Mapping[str, str]) -> Reference | None:
     """Return the verdict on a dump that holds the reference's column; None on any other.
 
     The provenance says what bf16 changes of the reference, and what the verdict rests on.
     """
     said = provenance.get(KEY)
-    if rows is None or rows.reference is None or not isinstance(said, dict):
+    if rows.reference is None or not isinstance(said, dict) or not isinstance(said.get("floor"), float):
         return None
-    try:
-        floor = float(said["floor"])
-    except (KeyError, TypeError, ValueError):
-        return None
-    groups = clusters(rows)[rows.owner]
-    reference, noise = rows.reference, np.full(rows.tokens, floor)
-    names = (
-        columns.get("rollout_log_probs", ""),
-        columns.get("old_log_probs") or columns.get("current_log_probs"),
-    )
+    groups, noise = clusters(rows)[rows.owner], np.full(rows.tokens, said["floor"])
+    between, many = gaps(rows.q, rows.p), len(np.unique(groups))
+    train = columns.get("old_log_probs") or columns.get("current_log_probs")
     sides = []
-    for name, column in zip(names, (rows.q, rows.p), strict=True):
-        distance = gaps(column, reference)
+    for name, column in ((columns.get("rollout_log_probs", ""), rows.q), (train, rows.p)):
+        distance = gaps(column, rows.reference)
         state = "unknown" if beyond(distance, noise, groups) else "same"
-        size = {"distance": float(distance.mean()), "k3": k3(reference, column)}
+        size = {"distance": float(distance.mean()), "k3": k3(rows.reference, column)}
         sides.append(Side(column=str(name), state=state, **size))
     engine, trainer = sides
-    between = gaps(rows.q, rows.p)
-    few = len(np.unique(groups)) < LEAST_GROUPS
-    odd = [one.state != "same" for one in sides]
-    found = "few" if few else outcome(odd[0], odd[1], not beyond(between, noise, groups))
+    odd = outcome(engine.state != "same", trainer.state != "same", not beyond(between, noise, groups))
+    found = "few" if many < LEAST_GROUPS else odd
     return Reference(
         verdict=found,
         headline=headline(found, engine, trainer, float(between.mean())),
         model=str(said.get("model", "")),
         rests_on=str(said.get("rests_on", "")),
-        floor=floor,
+        floor=said["floor"],
         apart=float(between.mean()),
         engine=engine,
         trainer=trainer,
         tokens=rows.tokens,
         sequences=rows.sequences,
-        groups=len(np.unique(groups)),
+        groups=many,
     )

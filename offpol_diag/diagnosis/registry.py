@@ -59,19 +59,8 @@ def cause(name: str) -> Cause:
     Raises:
         UsageError: there is none.
     """
-    known, word = {one.id: one for one in CAUSES}, name.strip().lower()
-    found = known.get(word.replace("-", "_"))
-    if found is None:
-        every = "`offpol-diag doctor --explain list` lists all"
-        hint = did_you_mean(word.replace("-", "_"), list(known)) or _mentioned(word)
+    known, word = {one.id: one for one in CAUSES}, name.strip().lower().replace("-", "_")
+    if word not in known:
+        every, hint = "`offpol-diag doctor --explain list` lists all", did_you_mean(word, list(known))
         raise UsageError(f"there is no cause {name!r}", f"{hint}; {every}" if hint else every)
-    return found
-
-
-def _mentioned(word: str) -> str:
-    """Return the causes whose texts have a word, as a hint; empty if none has."""
-    said = {
-        one.id: " ".join((one.title, one.looks, one.fix, *one.settings.values())).lower() for one in CAUSES
-    }
-    found = [name for name, text in said.items() if len(word) > 2 and word in text]
-    return f"it stands in the pages of {', '.join(found[:3])}" if found else ""
+    return known[word]

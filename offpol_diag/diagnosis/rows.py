@@ -34,15 +34,13 @@ class Known:
         recorded: what the metadata says of the engine.
         moved: standard errors by which cov(A, min(r, 2)) lies above 0, or None.
         synced: lower end of the interval of K3 at lag 0, or of all rows where no lag is recorded, nats.
-        healthy: whether the mismatch is as small as rounding makes it.
-        lone: whether it is so but for single tokens.
+        healthy: whether the mismatch is as small as rounding makes it, but for single tokens.
     """
 
     recorded: Recorded = field(default_factory=Recorded)
     moved: float | None = None
     synced: float | None = None
     healthy: bool = False
-    lone: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,15 @@ K3 it does not grow where text becomes harder.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
-from offpol_diag.diagnosis.recorded import TIMES, Recorded, ceiling
+from offpol_diag.diagnosis.recorded import TIMES, ceiling
 from offpol_diag.diagnosis.rows import (
     SURE,
     Estimate,
-    Flags,
-    Floats,
     Rows,
     answered_again,
     clusters,
@@ -39,23 +34,18 @@ NOISE, SYSTEMATIC, SHARED, OTHER_STEP = 0.05, 0.15, 0.25, 0.42
 """Systematic share of r: below the first, noise of single tokens; above the second, not rounding; above the
 third other weights are likelier than quantised ones (these give 10% to 28%, weights of another step 24% to
 50%); above the fourth, surely so."""
-OUTLYING = 0.08
-"""Largest share of outliers that leaves the other tokens a body of their own."""
-RISING, FLAT_OVER_LAG = 2.5, 1.5
+OUTLYING, CLOSE, CARRIED = 0.08, 0.045, 0.8
+"""Largest share of outliers that leaves the other tokens a body of their own; and where these carry the
+mismatch: largest level of a usual token, and least share of K3."""
+RISING, FLAT = 2.5, 1.5
 """Factor of K3 at larger lags over that at the smallest from which it rises; and up to which it does not."""
 CUT = "cut at 1 nat a token"
 ENOUGH_TOKENS = 50
-"""Fewest tokens of a step, lag or host for a mean."""
+"""Fewest tokens of a lag, step or host for a mean."""
 
 
 class Body(NamedTuple):
-    """Robust statistics of the level of uncertain tokens.
-
-    Attributes:
-        scale: robust standard deviation (median of the absolute value / 0.6745).
-        tail: share of tokens beyond 8 times the scale.
-        share: share of ΣK3 (cut at 1 nat a token) that those tokens carry.
-    """
+    """The level of uncertain tokens: robust standard deviation, share beyond 8 times it, and their K3."""
 
     scale: float
     tail: float
@@ -63,117 +53,80 @@ class Body(NamedTuple):
 
     @classmethod
     def of(cls, rows: Rows) -> Body:
-        """Compute the statistics; zeros for fewer than 30 tokens."""
+        """Compute them; zeros for fewer than 30 tokens."""
         some = uncertain(rows)
         if some.sum() < 30:
             return cls(0.0, 0.0, 0.0)
-        scaled, off = np.abs(rows.delta[some]) / -np.expm1(rows.q[some]), rows.k3_cut[some]
-        scale = float(np.median(scaled)) / 0.6745
-        far = scaled > 8 * scale
-        return cls(scale, float(far.mean()), float(off[far].sum() / off.sum()) if off.sum() > 0 else 0.0)
+        level, k3 = np.abs(rows.delta[some]) / -np.expm1(rows.q[some]), rows.k3_cut[some]
+        scale = float(np.median(level)) / 0.6745
+        far = level > 8 * scale
+        return cls(scale, float(far.mean()), float(k3[far].sum() / k3.sum()) if k3.sum() > 0 else 0.0)
 
-    @property
-    def outliers(self) -> str:
-        """The tail in words."""
-        return f"{percent(self.tail)} of the uncertain tokens carry {percent(self.share)} of K3"
-
-
-# ---------------------------------------------------------------- by step
 
 FEWEST_SEQUENCES, FEWEST_OF_STEP, FEWEST_TOKENS, SEVERAL = 8, 4, 100, 4
 """Fewest sequences, prompts and uncertain tokens of a step that is compared; fewest steps of a trend."""
 SYNCED, OFF, APART, ERRORS = 0.06, 0.12, 3.0, 3.0
 """Level up to which the weights may be the same; from which they are not, which is beyond 8 bits; factor
 between the two, and standard errors by which a step is beyond it."""
-GROWN, TREND, FLAT = 2.0, 0.6, 4.0
+GROWN, TREND, AT_ONCE = 2.0, 0.6, 0.5
 """Factor of the level between the first third of the steps and the last, and its rank correlation with the
-step, from which it grows; and factor of K3 between steps up to which it does not."""
-AT_ONCE = 0.5
-"""Least level of step 0, in the highest of all steps, of what is there before any weight has changed."""
+step, from which it grows; least level of step 0, in the highest, of what is there before any weight has
+changed."""
 
 
-class Course(NamedTuple):
-    """The mean level of uncertain tokens by step, its standard error over prompts, and K3, [N] each."""
+class Course:
+    """The mean level of uncertain tokens by step.
 
-    steps: Floats
-    level: Floats
-    error: Floats
-    k3: Floats
+    Attributes:
+        steps: those that are large enough to be compared, [N].
+        level, error: the mean level, and its standard error over prompts, [N] each.
+        high: steps whose level is apart from that of steps at rounding, [N]; none where no step is.
+        back: whether a step is at rounding after one whose level is apart.
+        growth: factor by which K3 grows over at least four steps, and the level with it; 0 if it does not.
+        at_first: whether step 0 is as far off as any other.
+    """
 
-    @classmethod
-    def of(cls, rows: Rows) -> Course:
-        """Compute them of steps that are large enough to be compared."""
+    def __init__(self, rows: Rows) -> None:
         some, step, group = uncertain(rows), numbers(rows.column("step")), clusters(rows)
         many, found = rows.sum(some), []
         for one in np.unique(step[np.isfinite(step)]):
             at = step == one
             enough = at.sum() >= FEWEST_SEQUENCES and many[at].sum() >= FEWEST_TOKENS
             if enough and len(np.unique(group[at])) >= FEWEST_OF_STEP:
-                level = estimate(rows, rows.scaled, some & at[rows.owner])
-                found.append(
-                    (float(one), level.value, level.error, float(rows.k3_cut[at[rows.owner]].mean()))
-                )
-        return cls(*np.array(found).reshape(-1, 4).T)
-
-    @property
-    def high(self) -> Flags:
-        """Steps whose level is apart from that of steps at rounding, [N]; none where no step is."""
-        if len(self.steps) < 3 or self.level.min() > SYNCED:
-            return np.zeros(len(self.steps), np.bool_)
-        return self.level - ERRORS * self.error > max(OFF, APART * float(self.level.min()))
-
-    @property
-    def back(self) -> Flags:
-        """Steps at rounding again, after a step whose level is apart, [N]."""
-        return (np.cumsum(self.high) > 0) & (self.level <= SYNCED)
-
-    @property
-    def growth(self) -> float | None:
-        """Factor by which K3 grows over at least four steps, and the level with it; None if it does not."""
-        third, order = len(self.steps) // 3, np.arange(len(self.steps))
-        if len(order) < SEVERAL or self.back.any():
-            return None
-        first, last = (float(np.median(part)) for part in (self.level[:third], self.level[-third:]))
-        trend = np.corrcoef(np.argsort(np.argsort(self.level)), order)[0, 1]
-        grows = last >= GROWN * first and trend >= TREND
-        return float(np.median(self.k3[-third:]) / max(self.k3[0], 1e-8)) if grows else None
-
-    @property
-    def flat(self) -> bool:
-        """Whether K3 is much the same at all of at least four steps."""
-        return len(self.steps) >= SEVERAL and self.k3.max() <= FLAT * self.k3.min() and not self.growth
-
-    @property
-    def from_start(self) -> bool:
-        """Whether step 0 is as far off as any other, before any weight has changed."""
-        known = len(self.steps) >= SEVERAL and self.steps[0] == 0
-        return bool(known and self.level[0] >= AT_ONCE * self.level.max())
+                level, k3 = estimate(rows, rows.scaled, some & at[rows.owner]), rows.k3_cut[at[rows.owner]]
+                found.append((float(one), level.value, level.error, float(k3.mean())))
+        self.steps, self.level, self.error, k3s = np.array(found).reshape(-1, 4).T
+        least = self.level.min(initial=np.inf)
+        known = len(found) > 2 and least <= SYNCED
+        self.high = (self.level - ERRORS * self.error > max(OFF, APART * least)) & known
+        self.back = bool(((np.cumsum(self.high) > 0) & (self.level <= SYNCED)).any())
+        self.growth, self.at_first = 0.0, False
+        if len(found) >= SEVERAL:
+            third, order = len(found) // 3, np.argsort(np.argsort(self.level))
+            first, last = (float(np.median(part)) for part in (self.level[:third], self.level[-third:]))
+            trend = np.corrcoef(order, np.arange(len(found)))[0, 1]
+            if last >= GROWN * first and trend >= TREND and not self.back:
+                self.growth = float(np.median(k3s[-third:]) / max(k3s[0], 1e-8))
+            self.at_first = bool(self.steps[0] == 0 and self.level[0] >= AT_ONCE * self.level.max())
 
     @property
     def text(self) -> str:
         """Levels by step in words."""
         return listed(zip(self.steps, self.level, strict=True))
 
-    @property
-    def range(self) -> str:
-        """Least and largest K3 in words."""
-        return f"{self.k3.min():.2g} to {self.k3.max():.2g}"
 
-
-def listed(pairs: Iterable[tuple[float, float]], most: int = 8) -> str:
+def listed(pairs: Iterable[tuple[float, float]], most: int = 6) -> str:
     """Return numbers by lag or step in words, `0: 0.001, 1: 0.02`; of many so many, evenly."""
     said = [f"{key:g}: {x:.2g}" for key, x in pairs]
     some = np.unique(np.linspace(0, len(said) - 1, min(most, len(said))).round().astype(int))
     return ", ".join(said[at] for at in some)
 
 
-# ---------------------------------------------------------------- what tokens of one kind share
-
 FEWEST_KINDS, COVERED = 8, 0.2
 """Fewest clusters, and smallest share of tokens in repeated kinds, for an estimate of what they share."""
 
 
-def systematic(rows: Rows) -> Estimate | None:
+def common(rows: Rows) -> Estimate | None:
     """Estimate the systematic share: the share of the variance of min(r, 2) common to tokens of one kind.
 
     A kind is a pair of consecutive token ids, within one prompt if the dump has group_id. Rounding and
@@ -183,26 +136,24 @@ def systematic(rows: Rows) -> Estimate | None:
     """
     if rows.ids is None or rows.sequences < 2:
         return None
-    ids = np.unique(rows.ids, return_inverse=True)[1]
+    ids, owner = np.unique(rows.ids, return_inverse=True)[1], rows.owner
     follows = (rows.index > 0) & (np.diff(rows.position, prepend=-1) == 1)
     key = (np.where(follows, np.roll(ids, 1), -1) + 1) * (int(ids.max()) + 1) + ids
     group, grouped = clusters(rows), answered_again(rows)
     if grouped:
-        key = np.unique(key, return_inverse=True)[1] * (int(group.max()) + 1) + group[rows.owner]
+        key = np.unique(key, return_inverse=True)[1] * (int(group.max()) + 1) + group[owner]
     _, first, kind = np.unique(key, return_index=True, return_inverse=True)
     r = np.expm1(np.clip(rows.delta, -20, np.log(2)))
     off = r - r.mean()
-    cells, cell = np.unique(kind * rows.sequences + rows.owner, return_inverse=True)
-    of_cell = cells // rows.sequences  # a cell is a kind within one response
-
-    def pairs(x: NDArray[Any]) -> Floats:
-        return np.asarray(np.bincount(of_cell, x) ** 2 - np.bincount(of_cell, x**2), np.float64)
-
-    total, count = pairs(np.bincount(cell, off)), pairs(np.bincount(cell, np.ones(rows.tokens)))
+    cells, cell = np.unique(kind * rows.sequences + owner, return_inverse=True)
+    total, count = (  # over pairs of tokens of one kind in different responses
+        np.bincount(cells // rows.sequences, x) ** 2 - np.bincount(cells // rows.sequences, x**2)
+        for x in (np.bincount(cell, off), np.bincount(cell, np.ones(rows.tokens)))
+    )
     some, tokens = count > 0, np.bincount(kind)
     if not some.any() or tokens[some].sum() < COVERED * rows.tokens:
         return None
-    cluster = group[rows.owner[first]][some] if grouped else np.arange(int(some.sum()))
+    cluster = group[owner[first]][some] if grouped else np.arange(int(some.sum()))
     above = np.bincount(cluster, tokens[some] * total[some] / count[some])
     below = np.bincount(cluster, np.bincount(kind, off**2)[some])
     there = np.bincount(cluster) > 0
@@ -214,165 +165,90 @@ def systematic(rows: Rows) -> Estimate | None:
     return Estimate.of(value, error, parts)
 
 
-# ---------------------------------------------------------------- all of it
-
-
-@dataclass(frozen=True)
 class Seen:
-    """All that decides between causes which no count establishes; computed on first use."""
+    """All that decides between causes which no count establishes.
 
-    rows: Rows
+    Attributes:
+        recorded: what the metadata says of the engine.
+        body, k3: robust statistics of the level, and the mean of min(K3, 1), nats.
+        share, common: systematic share of r, or None if it cannot be estimated; and in words.
+        noise, unsystematic: whether it is measurably none, by answers to a prompt; none beyond rounding.
+        systematic, other_step: whether it is more than quantised weights leave; and surely so.
+        outlying: whether a few outliers carry the mismatch, with all other tokens close.
+        in_sync, behind: whether the dump says that every row is at lag 0; that none is.
+        lags: lag → K3, of lags with enough tokens; empty if the dump records none.
+        over_lag: mean K3 of larger lags over that of the smallest; NaN where there is only one.
+        course: levels by step, within one lag where the dump records lags.
+        from_start: whether all is at a recorded lag of 0 and step 0 is as far off as any other. An adapter
+            that is missing, and weights that do not arrive, are the trainer's own at step 0.
+        moved: whether the trainer has moved along its advantages since the tokens were sampled.
+        changes, same_weights: whether something by step, or that, points to weights of another step; and
+            whether nothing does, the lag included.
+        most: K3 at lag 0, nats, above which a number format excuses nothing: ten times what is published of
+            it, and ten times the lowest level that the dump's own steps or hosts show in that format.
+        inexcusable: whether K3 at lag 0 is beyond that.
+    """
 
-    @property
-    def recorded(self) -> Recorded:
-        """What the metadata says of the engine."""
-        return self.rows.known.recorded
+    def __init__(self, rows: Rows) -> None:
+        self.rows, self.recorded, self.body = rows, rows.known.recorded, Body.of(rows)
+        self.k3 = float(rows.k3_cut.mean()) if rows.tokens else 0.0
+        close = self.body.scale <= CLOSE and 0.001 < self.body.tail < OUTLYING
+        self.outlying = close and self.body.share >= CARRIED
 
-    @cached_property
-    def body(self) -> Body:
-        """Robust statistics of the level."""
-        return Body.of(self.rows)
+        self.share, self.common = common(rows), ""
+        self.noise = self.unsystematic = self.systematic = self.other_step = False
+        if self.share is not None:
+            value, low, high = self.share.value, self.share.low, self.share.high
+            self.noise = answered_again(rows) and high < NOISE
+            self.unsystematic = low < NOISE and high < SYSTEMATIC
+            self.systematic, self.other_step = low > SYSTEMATIC and value > SHARED, low > OTHER_STEP
+            said, *ends = (percent(max(x, 0.0)) for x in (value, low, high))
+            self.common = f"{said} of the variance of r is common to tokens of one kind [{', '.join(ends)}]"
 
-    @cached_property
-    def share(self) -> Estimate | None:
-        """Systematic share of r, or None if it cannot be estimated."""
-        return systematic(self.rows)
-
-    @cached_property
-    def k3(self) -> float:
-        """Mean of min(K3, 1), nats."""
-        return float(self.rows.k3_cut.mean())
-
-    @cached_property
-    def recorded_lags(self) -> set[float]:
-        """The lags that the dump records."""
-        return {lag for lag in self.rows.column("policy_lag") if lag is not None}
-
-    @property
-    def in_sync(self) -> bool:
-        """Whether the dump says that every row is at lag 0."""
-        return self.recorded_lags == {0}
-
-    @property
-    def behind(self) -> bool:
-        """Whether the dump says that every row is behind."""
-        return bool(self.recorded_lags) and 0 not in self.recorded_lags
-
-    @cached_property
-    def lags(self) -> dict[float, float]:
-        """Lag → K3, of lags with enough tokens; empty if the dump records none."""
-        column = numbers(self.rows.column("policy_lag"))
-        parts = {
-            lag: self.rows.k3_cut[(column == lag)[self.rows.owner]] for lag in sorted(self.recorded_lags)
-        }
-        return {lag: float(k3.mean()) for lag, k3 in parts.items() if len(k3) >= ENOUGH_TOKENS}
-
-    @property
-    def over_lag(self) -> float:
-        """Mean K3 of larger lags over that of the smallest; NaN where there is only one."""
+        column = numbers(rows.column("policy_lag"))
+        recorded = np.unique(column[np.isfinite(column)]).tolist()
+        self.in_sync, self.behind = recorded == [0], bool(recorded) and 0 not in recorded
+        parts = {lag: rows.k3_cut[(column == lag)[rows.owner]] for lag in recorded}
+        self.lags = {lag: float(k3.mean()) for lag, k3 in parts.items() if len(k3) >= ENOUGH_TOKENS}
         first, *later = self.lags.values() or [0.0]
-        return float(np.mean(later)) / max(first, 1e-7) if later else np.nan
+        self.over_lag = float(np.mean(later)) / max(first, 1e-7) if later else np.nan
+        lag = 0 if 0 in recorded else max(recorded, key=lambda one: np.sum(column == one), default=None)
+        same = rows if lag is None else rows.only(column == lag)  # rows of one lag
+        self.course = Course(same)
+        self.from_start = self.in_sync and self.course.at_first
+        self.moved = (rows.known.moved or 0.0) > SURE
+        self.changes = self.moved or self.course.back or self.course.growth > 0
+        self.same_weights = not (self.behind or self.changes)
 
-    @property
-    def by_lag(self) -> str:
-        """K3 by lag in words."""
-        return listed(self.lags.items(), 6)
-
-    @cached_property
-    def of_one_lag(self) -> Rows:
-        """The rows of one lag: 0 if there are any, else the most frequent; all if the dump records none."""
-        if not self.recorded_lags:
-            return self.rows
-        column = self.rows.column("policy_lag")
-        one = 0 if 0 in column else max(self.recorded_lags, key=column.count)
-        return self.rows.only(numbers(column) == one)
-
-    @cached_property
-    def course(self) -> Course:
-        """Levels by step, within one lag where the dump records lags."""
-        return Course.of(self.of_one_lag)
-
-    @property
-    def from_start(self) -> bool:
-        """Whether all is at a recorded lag of 0 and step 0 is as far off as any other.
-
-        An adapter that is missing, and weights that do not arrive, are the trainer's own at step 0.
-        """
-        return self.in_sync and self.course.from_start
-
-    @cached_property
-    def most(self) -> float:
-        """K3 at lag 0, nats, above which a number format excuses nothing.
-
-        Ten times what is published of it, and ten times the lowest level that the dump's own steps or hosts
-        show in that format.
-        """
-        if self.behind or not (self.recorded.quantised or self.recorded.plain):
-            return ceiling(self.recorded)
-        rows = self.of_one_lag
-        flags = [at for _, parts in partitions(rows) for at in parts.values()]
-        k3 = [float(rows.k3_cut[at[rows.owner]].mean()) for at in flags if at @ rows.lengths >= ENOUGH_TOKENS]
-        return min([ceiling(self.recorded), *([max(TIMES * min(k3), HEALTHY_K3)] if len(k3) > 1 else [])])
-
-    @property
-    def inexcusable(self) -> bool:
-        """Whether K3 at lag 0 is beyond what the recorded number format may give."""
-        return self.rows.known.synced is not None and self.rows.known.synced > self.most
-
-    @property
-    def noise(self) -> bool:
-        """Whether r measurably does not depend on the token, by answers to the same prompt."""
-        return self.share is not None and answered_again(self.rows) and self.share.high < NOISE
-
-    @property
-    def unsystematic(self) -> bool:
-        """Whether tokens of one kind have no more in common than rounding or routing leaves."""
-        return self.share is not None and self.share.low < NOISE and self.share.high < SYSTEMATIC
-
-    @property
-    def systematic(self) -> bool:
-        """Whether they have more in common than quantised weights leave."""
-        return self.share is not None and self.share.low > SYSTEMATIC and self.share.value > SHARED
-
-    @property
-    def other_step(self) -> bool:
-        """Whether tokens of one kind share so much that the weights are surely others."""
-        return self.share is not None and self.share.low > OTHER_STEP
-
-    @property
-    def outlying(self) -> bool:
-        """Whether a few outliers carry the mismatch, with all other tokens close."""
-        return self.body.scale <= 0.045 and 0.001 < self.body.tail < OUTLYING and self.body.share >= 0.8
-
-    @property
-    def moved(self) -> bool:
-        """Whether the trainer has moved along its advantages since the tokens were sampled."""
-        return self.rows.known.moved is not None and self.rows.known.moved > SURE
-
-    @property
-    def same_weights(self) -> bool:
-        """Whether nothing points to weights of another step, the lag included."""
-        return not (self.behind or self.moved or self.course.growth or self.course.back.any())
+        self.most = ceiling(self.recorded)
+        if not self.behind and (self.recorded.quantised or self.recorded.plain):
+            hosts = [at for _, values in partitions(same) for at in values.values()]
+            own = [same.k3_cut[at[same.owner]].mean() for at in hosts if at @ same.lengths >= ENOUGH_TOKENS]
+            if len(own) > 1:
+                self.most = min(self.most, max(TIMES * float(min(own)), HEALTHY_K3))
+        self.inexcusable = rows.known.synced is not None and rows.known.synced > self.most
 
     @property
     def evidence(self) -> str:
         """The level of a usual token and what tokens of one kind share of it, in words."""
         said = f"|Δ|/(1 − q) is {self.body.scale:.2g} for a usual token (robust standard deviation)"
-        return f"{said}; {self.common}" if self.share is not None else said
+        return f"{said}; {self.common}" if self.common else said
 
     @property
-    def common(self) -> str:
-        """The systematic share with its interval, in words; empty if it is not known."""
-        if self.share is None:
-            return ""
-        value, low, high = (percent(max(x, 0.0)) for x in (self.share.value, self.share.low, self.share.high))
-        return f"{value} of the variance of r is common to tokens of one kind [{low}, {high}]"
+    def by_lag(self) -> str:
+        """K3 by lag in words."""
+        return listed(self.lags.items())
+
+    @property
+    def outliers(self) -> str:
+        """How much of K3 outliers carry, in words."""
+        return f"{percent(self.body.tail)} of the uncertain tokens carry {percent(self.body.share)} of K3"
 
 
 # ---------------------------------------------------------------- what speaks for a cause, or against it
 
 USUAL = "|Δ|/(1 − q) is {0.body.scale:.2g} for a usual token"
-FEW_BITS, WIDER = "{0.common}; quantised weights leave 10% to 25%.", "; 8-bit weights leave 0.06 to 0.13."
+WIDE = f"{USUAL}; 8-bit weights leave 0.06 to 0.13."
 EVIDENCE: dict[str, tuple[str, Callable[[Seen], bool]]] = {
     "behind": ("No row is at a policy_lag of 0.", lambda seen: seen.behind),
     "at lag 0": (
@@ -381,27 +257,19 @@ EVIDENCE: dict[str, tuple[str, Callable[[Seen], bool]]] = {
     ),
     "flat over lag": (
         f"K3 does not rise with the lag: {{0.by_lag}}, {CUT}.",
-        lambda seen: seen.over_lag <= FLAT_OVER_LAG,
+        lambda seen: seen.over_lag <= FLAT,
     ),
     "moved": (
         "The trainer has moved along its advantages: cov(A, min(r, 2)) is {0.rows.known.moved:.1f} standard "
         "errors above 0.",
         lambda seen: seen.moved,
     ),
-    "grows": (f"K3 grows over the steps: {{0.course.range}}, {CUT}.", lambda seen: bool(seen.course.growth)),
-    "flat": (f"K3 does not grow over the steps: {{0.course.range}}, {CUT}.", lambda seen: seen.course.flat),
-    "back": (
-        "K3 is at rounding again after steps at which it was not: |Δ|/(1 − q) by step {0.course.text}.",
-        lambda seen: bool(seen.course.back.any()),
-    ),
-    "share of others": (FEW_BITS, lambda seen: seen.systematic),
-    "share of few bits": (
-        FEW_BITS,
-        lambda seen: seen.share is not None and seen.share.low > 0 and NOISE < seen.share.value <= SHARED,
-    ),
+    "grows": ("|Δ|/(1 − q) grows over the steps: {0.course.text}.", lambda seen: seen.course.growth > 0),
+    "back": ("|Δ|/(1 − q) by step falls back to rounding: {0.course.text}.", lambda seen: seen.course.back),
+    "shared": ("{0.common}; quantised weights leave 10% to 25%.", lambda seen: seen.systematic),
     "noise": ("{0.common}: noise of single tokens.", lambda seen: seen.unsystematic),
-    "wide": (USUAL + WIDER, lambda seen: seen.body.scale > STALE),
-    "broad": (f"Every token is off: {USUAL}{WIDER}", lambda seen: ROUNDED < seen.body.scale <= STALE),
+    "wide": (WIDE, lambda seen: seen.body.scale > STALE),
+    "broad": (f"Every token is off: {WIDE}", lambda seen: ROUNDED < seen.body.scale <= STALE),
     "close": (
         f"{USUAL}, as rounding leaves it.",
         lambda seen: seen.body.scale <= ROUNDED and seen.body.tail < OUTLYING,
@@ -415,7 +283,7 @@ EVIDENCE: dict[str, tuple[str, Callable[[Seen], bool]]] = {
         lambda seen: seen.k3 > HEALTHY_K3,
     ),
     "outliers": (
-        "{0.body.outliers}.",
+        "{0.outliers}.",
         lambda seen: 0.001 < seen.body.tail < OUTLYING and seen.body.share >= 0.5,
     ),
     "quantised": ("The dump says {0.recorded.quantised}.", lambda seen: bool(seen.recorded.quantised)),

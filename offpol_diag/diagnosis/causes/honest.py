@@ -34,7 +34,7 @@ class Stale(Cause):
     fix = "fewer steps between weight syncs"
     apart = {"weights_not_synced": "Weights that do not arrive are there at a recorded lag of 0."}
     statement = "Stale weights: the engine's are older than the trainer's."
-    speaks_for = ("behind", "moved", "grows", "share of others", "wide")
+    speaks_for = ("behind", "moved", "grows", "wide", "shared")
     speaks_against = ("flat over lag", "noise", "at lag 0", "close")
 
     def fits(self, seen: Seen) -> bool:
@@ -71,11 +71,11 @@ class QuantizedRollout(Cause):
     apart = {"weights_not_synced": "Of other weights, tokens of a kind have above 40% in common."}
     blanks = {"recorded": "its metadata"}
     statement = "A quantised rollout: weights, activations or cache of few bits."
-    speaks_for = ("quantised", "broad", "share of few bits", "flat", "at lag 0")
-    speaks_against = ("partly", "plain", "grows", "moved", "share of others", "noise", "wide", "close")
+    speaks_for = ("quantised", "broad", "at lag 0")
+    speaks_against = ("partly", "plain", "grows", "moved", "wide", "shared", "noise", "close")
 
     def fits(self, seen: Seen) -> bool:
-        return seen.body.scale <= WIDELY and not seen.course.back.any()
+        return seen.body.scale <= WIDELY and not seen.course.back
 
     def look(self, rows: Rows) -> Found | None:
         seen = rows.once(Seen)
@@ -108,11 +108,11 @@ class MoeOutliers(Cause):
     apart = {"sentinel": "Sentinels are one value."}
     statement = "Experts routed otherwise in the engine than in the trainer."
     speaks_for = ("outliers", "noise")
-    speaks_against = ("grows", "share of others")
+    speaks_against = ("grows", "shared")
 
     def fits(self, seen: Seen) -> bool:
         shaped = bool(holding(seen, ["outliers"])) and seen.body.scale <= 3 * ROUNDED
-        return (shaped or bool(seen.recorded.experts)) and not seen.course.back.any()
+        return (shaped or bool(seen.recorded.experts)) and not seen.course.back
 
     def look(self, rows: Rows) -> Found | None:
         seen = rows.once(Seen)
@@ -154,7 +154,7 @@ class Numerics(Cause):
             return False
         little = seen.body.scale <= 2 * ROUNDED or seen.unsystematic
         shared = seen.share is not None and seen.share.low >= SYSTEMATIC
-        return little and not (seen.course.back.any() or shared)
+        return little and not (seen.course.back or shared)
 
     def look(self, rows: Rows) -> Found | None:
         seen, healthy = rows.once(Seen), rows.known.healthy
@@ -163,8 +163,7 @@ class Numerics(Cause):
             return None
         shared = seen.share is not None and seen.share.low >= SYSTEMATIC
         near = rounding and seen.body.tail < OUTLYING and not shared and (healthy or seen.same_weights)
-        moves = seen.moved or seen.course.growth or seen.course.back.any()
-        single = seen.noise and seen.body.scale <= STALE and not moves  # at any lag
+        single = seen.noise and seen.body.scale <= STALE and not seen.changes  # at any lag
         return self.of_all(seen.evidence, rows) if near or single else None
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:

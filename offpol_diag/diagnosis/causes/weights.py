@@ -43,11 +43,11 @@ class WeightsNotSynced(Cause):
     blanks = {"since": "since some step, or at some steps"}
     apart = {"stale": "There the recorded lag says it."}
     statement = "Weights that do not reach the engine, or only in part: an adapter, a head or experts."
-    speaks_for = ("back", "grows", "share of others", "wide", "at lag 0")
+    speaks_for = ("back", "grows", "wide", "shared", "at lag 0")
     speaks_against = ("noise", "close")
 
     def fits(self, seen: Seen) -> bool:
-        unlike = seen.body.scale > ROUNDED or seen.course.back.any() or seen.course.growth
+        unlike = seen.body.scale > ROUNDED or seen.course.back or seen.course.growth
         return bool(unlike) or seen.lags.get(0, 1.0) > HEALTHY_K3
 
     def look(self, rows: Rows) -> Found | None:
@@ -80,7 +80,7 @@ class WeightsNotSynced(Cause):
         synced = numbers(rows.column("policy_lag")) == 0
         if synced.sum() < FEWEST_ROWS:
             return None
-        seen = Course.of(rows.only(synced))
+        seen = Course(rows.only(synced))
         high = seen.high
         if not high.any():
             return None
@@ -119,11 +119,11 @@ class ModelDiffers(Cause):
     fix = "measure it: offpol-diag rescore DUMP --model CHECKPOINT --try all says which side it is"
     apart = {"weights_not_synced": "There the weights are others; digests of single tensors tell."}
     statement = "Another model definition: RoPE, a window, sinks, a soft-cap or norms computed otherwise."
-    speaks_for = ("wide", "flat", "at lag 0")
-    speaks_against = ("grows", "noise", "share of others", "close")
+    speaks_for = ("wide", "at lag 0")
+    speaks_against = ("grows", "noise", "shared", "close")
 
     def fits(self, seen: Seen) -> bool:
-        return not seen.course.back.any() and seen.lags.get(0, 1.0) > HEALTHY_K3
+        return not seen.course.back and seen.lags.get(0, 1.0) > HEALTHY_K3
 
     def look_alone(self, rows: Rows) -> Found | None:
         seen = rows.once(Seen)
