@@ -21,8 +21,7 @@ import offpol_diag
 from offpol_diag.cli import app
 from offpol_diag.errors import DumpError, MemoryShortage, UsageError
 from offpol_diag.numerals import rounded
-from offpol_diag.report.rescore import PASSES
-from offpol_diag.rescore import command, models
+from offpol_diag.rescore import models
 from offpol_diag.rescore.rows import read
 from offpol_diag.rescore.score import Head, score
 from offpol_diag.rescore.variants import in_bf16, put, table
@@ -268,7 +267,6 @@ def test_a_live_model_is_left_as_it_was(tmp_path, loaded, responses, numbers):
         assert one.name == "as given" or (inside != before).any(), one.name
         assert (score(loaded.model, responses.rows)[0].log_probs == before).all(), one.name
 
-    assert command.Passes(loaded, responses.rows, found).many == PASSES  # of the estimate of time
     missing = report.summary.reference.missing
     assert {"window off", "RoPE scaling off", "sinks off", "soft-cap off", "other checkpoints"} <= set(
         missing

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 
-from offpol_diag.diagnosis.cause import TRAINERS, Cause, Thread
+from offpol_diag.diagnosis.cause import TRAINERS, Cause
 from offpol_diag.diagnosis.registry import CAUSES
 from offpol_diag.report.answer import EXPLAIN, Answer, Fact, Line
 from offpol_diag.report.words import sentence
@@ -22,33 +21,33 @@ KINDS = {
 
 
 def explained(cause: Cause) -> Answer:
-    """Return what is known of a cause."""
+    """Return what it looks like, known threads, how to confirm it, how to fix it, and what looks alike."""
+    said = {
+        "Looks like": [cause.looks],
+        "Violates": [sentence(cause.violates)] if cause.violates else [],
+        "Known from": [
+            f"{', '.join(one.at)}: {one.symptom}.{f' Cause: {one.cause}.' if one.cause else ''}"
+            for one in cause.threads
+        ],
+        "Confirm": [plain(filled(cause, cause.confirm))] if cause.confirm else [],
+        **{f"In {TRAINERS[name]}": [plain(text)] for name, text in cause.settings.items()},
+        "Fix": [plain(filled(cause, cause.fix))] if cause.fix else [],
+        "Look-alikes": [f"{name}: {what}" for name, what in cause.apart.items()],
+    }
     others = tuple(("explain", f"{EXPLAIN} {name}") for name in list(cause.apart)[:1])
     return Answer(
         f"{cause.id}: {KINDS[cause.kind]}",
         "",
         cause.title,
         "info",
-        facts=tuple(_facts(cause)),
+        facts=tuple(
+            Fact(label, "", lines=tuple(Line("- " * (len(some) > 1) + one) for one in some), spelled=True)
+            for label, some in said.items()
+            if some
+        ),
         next=(*others, ("doctor", "offpol-diag doctor DUMP.parquet")),
         heading=cause.id,
     )
-
-
-def _facts(cause: Cause) -> Iterator[Fact]:
-    """Yield what it looks like, known threads, how to confirm it, how to fix it, and what looks alike."""
-    yield _said("Looks like", cause.looks)
-    if cause.violates:
-        yield _said("Violates", sentence(cause.violates))
-    if cause.threads:
-        yield _said("Known from", *map(thread, cause.threads))
-    if cause.confirm:
-        yield _said("Confirm", plain(filled(cause, cause.confirm)))
-    for name, text in cause.settings.items():
-        yield _said(f"In {TRAINERS[name]}", plain(text))
-    if cause.fix:
-        yield _said("Fix", plain(filled(cause, cause.fix)))
-    yield _said("Look-alikes", *(f"{name}: {what}" for name, what in cause.apart.items()))
 
 
 def filled(cause: Cause, text: str) -> str:
@@ -56,21 +55,9 @@ def filled(cause: Cause, text: str) -> str:
     return sentence(text.format_map(defaultdict(str, cause.blanks)))
 
 
-def thread(one: Thread) -> str:
-    """Return public threads about one event in a sentence."""
-    came = f" Cause: {one.cause}." if one.cause else ""
-    return f"{', '.join(one.at)}: {one.symptom}.{came}"
-
-
 def plain(text: str) -> str:
     """Return a text without the marks of code."""
     return text.replace("`", "")
-
-
-def _said(label: str, *lines: str) -> Fact:
-    """Return a fact that is said in full; several lines get a bullet each."""
-    bullet = "- " if len(lines) > 1 else ""
-    return Fact(label, "", lines=tuple(Line(f"{bullet}{one}") for one in lines), spelled=True)
 
 
 def every_cause() -> Answer:
