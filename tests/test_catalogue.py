@@ -20,7 +20,6 @@ from offpol_diag.trainers.translate import sayable
 
 HERE = Path(__file__).parent
 SHIPPED = load()
-GRAMMAR = (Preset, Weight, Reject, Veto, Clip)
 Write = Callable[[str], Path]
 
 
@@ -112,12 +111,25 @@ geo_rs@inf:veto.upper=9 → veto any r_t < 0.0001 or any r_t > 9
 token_mask@reject.over=segment → keep turns with 0.714286 ≤ (∏r)^(1/n) of the turn ≤ 1.66667
 dppo_tv → -0.2 ≤ (π_train−π_rollout) ≤ 0.2 (the upper bound asked where A > 0, the lower where A ≤ 0)
 dppo_kl → weight min(r_t, 10000); keep tokens with KL₂(π_rollout‖π_train) ≤ 0.05 (asked only where A·Δ > 0)
+token_is@3 → weight min(r_t, 3)
+token_is@inf → weight r_t
+token_icepop@4 → weight r_t where 0.25 ≤ r_t ≤ 4, else 0
+seq_icepop@inf..3 → weight ∏r where ∏r ≤ 3, else 0
+seq_mis@2..0.4..2.5 → weight min(∏r, 2); keep sequences with 0.4 ≤ ∏r ≤ 2.5
+seq_mis@3..4 → weight min(∏r, 3); keep sequences with 0.25 ≤ ∏r ≤ 4
+ipo@0.3 → weight r_t; keep tokens with -0.3 ≤ (π_train−π_rollout) ≤ 0.3
+token_is@3:reject.upper=5:veto.lower=0.1 → weight min(r_t, 3); keep tokens with r_t ≤ 5; veto any r_t < 0.1
+token_mask@reject[1].statistic=k3:reject[1].upper=2 → keep tokens with 0.714286 ≤ r_t ≤ 1.66667; tokens with
+token_is_veto@veto.lower=inf → weight min(r_t, 2)
+token_is@weight.normalize=true → weight min(r_t, 2) / batch mean
 """
 
 
 @pytest.mark.parametrize(("name", "does"), table(FORMULAS))
-def test_a_method_is_written_as_formulas(name: str, does: str) -> None:
-    assert method(SHIPPED[name]).endswith(does)
+def test_a_method_also_at_other_thresholds_or_keys_is_written_as_formulas(name: str, does: str) -> None:
+    (found,) = SHIPPED.resolve(name)
+    assert found.name == name
+    assert does in method(found)
 
 
 def test_the_loss_is_written_with_its_anchor() -> None:
@@ -172,38 +184,29 @@ token_is,Seq-Miss → unknown preset "Seq-Miss" → did you mean "seq_mis"
 zzzzzzzz → unknown preset "zzzzzzzz" → `offpol-diag presets` lists them
 , → no preset is named → name some
 mis → "mis" is another method in each trainer → in verl it is seq_mis (sequences outside a band of ∏r
-seq_mis@2 → seq_mis@2: seq_mis takes 3 thresholds by position → write seq_mis@weight.upper..reject
-vanilla_is@3 → vanilla_is@3: vanilla_is takes 0 thresholds by position → write keys like token_is@
-token_is@ → token_is@: weight.upper = ""; it must be a finite number → write token_is@
-token_is@-1 → token_is@-1: weight.upper = -1; it must be above 0 → write token_is@weight.upper; inf
-token_icepop@4..1 → token_icepop@4..1: weight.lower = 4; it must not exceed upper = 1.0 → write token_icepop@
-geo_rs@0.9 → geo_rs@0.9: one number C for a band must be above 1, for [1/C, C] → write geo_rs@
-gspo@0.2 → gspo@0.2: gspo takes 2 thresholds by position → write gspo@clip.low..clip.high; inf is no bound
-recompute@weight.over=sum → recompute@weight.over=sum: weight: it needs upper, lower or both → write keys
-"""
-WRONG_KEYS = """
-policy=current → weight: under ppo_clip the ratio holds that of π_θ already → write keys
-wieght.upper=3 → wieght: no such key; the keys are summary, policy → did you mean weight
-weight.upper=big → weight.upper = "big"; it must be a finite number → write keys
-weight.upper=nan → weight.upper = nan; it must be a finite number → write keys
-weight=3 → weight = 3; it must be a table of over, action → write keys
-reject[2].lower=1 → reject[2]: the preset has 0 rules → write keys
-clip[0].low=1 → clip[0]: no such key → did you mean clip
-policy.upper=1 → policy = {"upper": 1}; it must be one of old, current → write keys
+seq_mis@2 → seq_mis takes 3 thresholds by position → write seq_mis@weight.upper..reject
+vanilla_is@3 → vanilla_is takes 0 thresholds by position → write keys like token_is@
+token_is@ → weight.upper = ""; it must be a finite number → write token_is@
+token_is@-1 → weight.upper = -1; it must be above 0 → write token_is@weight.upper; inf
+token_icepop@4..1 → weight.lower = 4; it must not exceed upper = 1.0 → write token_icepop@
+geo_rs@0.9 → one number C for a band must be above 1, for [1/C, C] → write geo_rs@
+gspo@0.2 → gspo takes 2 thresholds by position → write gspo@clip.low..clip.high; inf is no bound
+recompute@weight.over=sum → weight: it needs upper, lower or both → write keys
+token_is@policy=current → weight: under ppo_clip the ratio holds that of π_θ already → write keys
+token_is@wieght.upper=3 → wieght: no such key; the keys are summary, policy → did you mean weight
+token_is@weight.upper=big → weight.upper = "big"; it must be a finite number → write keys
+token_is@weight.upper=nan → weight.upper = nan; it must be a finite number → write keys
+token_is@weight=3 → weight = 3; it must be a table of over, action → write keys
+token_is@reject[2].lower=1 → reject[2]: the preset has 0 rules → write keys
+token_is@clip[0].low=1 → clip[0]: no such key → did you mean clip
+token_is@policy.upper=1 → policy = {"upper": 1}; it must be one of old, current → write keys
 """
 
 
 @pytest.mark.parametrize(("asked", "message", "hint"), table(REFUSED))
 def test_what_names_no_preset_is_answered_with_what_does(asked: str, message: str, hint: str) -> None:
     found = refused(lambda: SHIPPED.resolve(asked))
-    assert found[0].startswith(message)
-    assert found[1].startswith(hint)
-
-
-@pytest.mark.parametrize(("changes", "message", "hint"), table(WRONG_KEYS))
-def test_a_wrong_key_beside_a_name_is_answered_as_in_a_file(changes: str, message: str, hint: str) -> None:
-    found = refused(lambda: SHIPPED.resolve(f"token_is@{changes}"))
-    assert found[0].startswith(f"token_is@{changes}: {message}")
+    assert found[0].startswith(f"{asked}: {message}" if "@" in asked else message)
     assert found[1].startswith(hint)
 
 
@@ -214,28 +217,6 @@ def test_mis_alone_is_answered_with_what_each_trainer_means() -> None:
 
 
 # ---------------------------------------------------------------- thresholds beside a name
-
-
-CHANGED = """
-token_is@3 → weight min(r_t, 3)
-token_is@inf → weight r_t
-token_icepop@4 → weight r_t where 0.25 ≤ r_t ≤ 4, else 0
-seq_icepop@inf..3 → weight ∏r where ∏r ≤ 3, else 0
-seq_mis@2..0.4..2.5 → weight min(∏r, 2); keep sequences with 0.4 ≤ ∏r ≤ 2.5
-seq_mis@3..4 → weight min(∏r, 3); keep sequences with 0.25 ≤ ∏r ≤ 4
-ipo@0.3 → weight r_t; keep tokens with -0.3 ≤ (π_train−π_rollout) ≤ 0.3
-token_is@3:reject.upper=5:veto.lower=0.1 → weight min(r_t, 3); keep tokens with r_t ≤ 5; veto any r_t < 0.1
-token_mask@reject[1].statistic=k3:reject[1].upper=2 → keep tokens with 0.714286 ≤ r_t ≤ 1.66667; tokens with
-token_is_veto@veto.lower=inf → weight min(r_t, 2)
-token_is@weight.normalize=true → weight min(r_t, 2) / batch mean
-"""
-
-
-@pytest.mark.parametrize(("name", "does"), table(CHANGED))
-def test_thresholds_and_keys_stand_beside_a_name(name: str, does: str) -> None:
-    (found,) = SHIPPED.resolve(name)
-    assert found.name == name
-    assert method(found).startswith(does)
 
 
 def test_keys_beside_a_name_are_those_of_a_file(write: Write) -> None:
@@ -300,26 +281,15 @@ reject = [
 
 
 def test_every_key_arrives(write: Write) -> None:
-    assert load(write(EVERY_KEY))["my_own"] == Preset(
-        name="mine",
-        summary="all of it",
-        aliases=("my_own",),
-        policy="current",
-        weight=Weight("segment", "mask", 5.0, 0.0, True, 10.0, "token", "zero"),
-        reject=(
-            Reject("prob_diff", "min", -0.2, 0.2, "against_or_zero"),
-            Reject("k2", "batch", upper=0.04),
-            Reject("mult_prob_error", "mean", upper=2.0, safety=3.0, safety_at="token"),
-        ),
-        veto=Veto(1e-4, 100.0),
-        loss="gspo",
-        clip=Clip(low=None, high=4e-4, dual=None),
-        denominator="all",
-        at=("clip.high",),
-        generation="verl-2025-10",
-        source="here",
-        note="mind this",
+    weight = Weight("segment", "mask", 5.0, 0.0, True, 10.0, "token", "zero")
+    rules = (
+        Reject("prob_diff", "min", -0.2, 0.2, "against_or_zero"),
+        Reject("k2", "batch", upper=0.04),
+        Reject("mult_prob_error", "mean", upper=2.0, safety=3.0, safety_at="token"),
     )
+    of = ("mine", "all of it", "current", weight, rules, Veto(1e-4, 100.0), "gspo", Clip(None, 4e-4, None))
+    words = ("clip.high",), ("my_own",), "verl-2025-10", "here", "mind this"
+    assert load(write(EVERY_KEY))["my_own"] == Preset(*of, "all", *words)  # type: ignore[arg-type]
 
 
 def test_own_rows_come_after_the_built_in_ones_and_belong_to_all(write: Write) -> None:
@@ -364,7 +334,6 @@ weight = { uper = 2 } → weight.uper: no such key; the keys are over, action, u
 weight = 2.0 → weight = 2.0; it must be a table of over, action, upper, lower, normalize, safety, safety_at
 weight = {} → weight: it needs upper, lower or both
 weight = { upper = true } → weight.upper = true; it must be a finite number
-weight = { upper = inf } → weight.upper = inf; it must be a finite number
 weight = { upper = 0 } → weight.upper = 0; it must be above 0
 weight = { lower = -0.1 } → weight.lower = -0.1; it must not be negative
 weight = { lower = 3, upper = 2 } → weight.lower = 3; it must not exceed upper = 2.0
@@ -372,7 +341,6 @@ weight = { upper = 2, normalize = 1 } → weight.normalize = 1; it must be true 
 reject = [{ upper = 2 }, { lower = 0 }] → reject[1].lower = 0; it must be above 0
 reject = [2] → reject[0] = 2; it must be a table of statistic, over, lower, upper, advantage
 reject = { statistic = "k3", upper = -1 } → reject.upper = -1; it must not be negative
-reject = { statistic = "k1", lower = 1, upper = -1 } → reject.lower = 1; it must not exceed upper = -1.0
 reject = { statistic = "k2", over = "batch", lower = 1, upper = 2 } → reject: over a batch it takes upper
 reject = { over = "batch", upper = 0.04 } → reject.statistic = "ratio"; over a batch it must be one of
 clip = { low = -0.2 } → clip.low = -0.2; it must not be negative
@@ -426,16 +394,13 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     missing = "nowhere.toml: cannot be read (No such file or directory)"
     assert refused(lambda: load(Path("nowhere.toml")))[0] == missing
     assert refused(lambda: load(tmp_path))[0].endswith("cannot be read (Is a directory)")
-    assert (
-        "mine.toml: not TOML: 'utf-8' codec can't decode byte 0xff in position 15"
-        in refused(lambda: load(path))[0]
-    )
+    assert "mine.toml: not TOML: 'utf-8' codec can't decode byte 0xff" in refused(lambda: load(path))[0]
 
 
 # ---------------------------------------------------------------- the page
 
 
-@pytest.mark.parametrize("kind", GRAMMAR, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [Preset, Weight, Reject, Veto, Clip], ids=lambda kind: kind.__name__)
 def test_the_page_names_every_key_and_word(kind: type) -> None:
     page = (HERE.parent / "docs" / "preset-files.md").read_text(encoding="utf-8")
     hints = get_type_hints(kind)

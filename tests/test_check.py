@@ -24,31 +24,30 @@ from offpol_diag.trainers.logged import LOGS, log_of, steps_of
 SAMPLE = Path(__file__).parents[1] / "sample_data" / "stale.parquet"
 STEPS = [3, 4, 5, 6]
 NAME = "rollout_corr/k3_kl"
+RAN = ("--for", "verl", "--presets", "token_is")
+
+
+def check(dump, trainer="verl", presets="token_is", **more):
+    return offpol_diag.check(dump, trainer=trainer, presets=presets, progress=False, **more)
 
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory):
     """Write a dump of four steps, the rows of the first two in turn."""
     table = pq.read_table(SAMPLE)
-    rows = [row for row in table.to_pylist() if row["step"] in STEPS]
-    rows.sort(key=lambda row: row["step"] > 4)
+    of = {step: [row for row in table.to_pylist() if row["step"] == step] for step in STEPS}
+    mixed = [row for pair in zip(of[3], of[4], strict=True) for row in pair]
     file = tmp_path_factory.mktemp("check") / "dump.parquet"
-    first = [row for row in rows if row["step"] == 3]
-    second = [row for row in rows if row["step"] == 4]
-    rest = [row for row in rows if row["step"] > 4]
-    mixed = [row for pair in zip(first, second, strict=True) for row in pair]
-    pq.write_table(pa.Table.from_pylist([*mixed, *rest], schema=table.schema), file)
+    pq.write_table(pa.Table.from_pylist([*mixed, *of[5], *of[6]], schema=table.schema), file)
     return file
 
 
 @pytest.fixture(scope="module")
 def said(dump):
     """Return step → name → what verl logs of it under token_is."""
-    found = offpol_diag.check(dump, trainer="verl", presets="token_is", progress=False)
-    return {
-        step: {name: x[at] for name, x in found.numbers["token_is"].items()}
-        for at, step in enumerate(found.steps)
-    }
+    found = check(dump)
+    numbers = found.numbers["token_is"].items()
+    return {step: {name: x[at] for name, x in numbers} for at, step in enumerate(found.steps)}
 
 
 def history(folder, values, name="history.jsonl"):
@@ -57,9 +56,8 @@ def history(folder, values, name="history.jsonl"):
     if name.endswith(".jsonl"):
         file.write_text("\n".join(map(json.dumps, rows)))
     else:
-        table = pa.Table.from_pylist(rows)
-        import_csv = name.endswith(".csv")
-        pa.csv.write_csv(table, file) if import_csv else pq.write_table(table, file)
+        write = pa.csv.write_csv if name.endswith(".csv") else pq.write_table
+        write(pa.Table.from_pylist(rows), file)
     return file
 
 
@@ -84,14 +82,12 @@ def test_a_step_has_the_numbers_of_its_rows_alone(dump, said, tmp_path):
 def test_a_dump_without_steps_is_one_and_without_other_columns_logs_less(dump, tmp_path):
     table = pq.read_table(dump).drop_columns(["step", "current_log_probs"])
     pq.write_table(table, file := tmp_path / "one.parquet")
-    found = offpol_diag.check(file, trainer="verl", presets=["token_is"], progress=False)
+    found = check(file)
 
     assert found.steps == [None]
     assert not any(name.startswith("actor/") for name in found.numbers["token_is"])
     logged = history(tmp_path, {7: {name: x for name, (x,) in found.numbers["token_is"].items()}})
-    assert not offpol_diag.check(
-        file, logged=logged, trainer="verl", presets="token_is", progress=False
-    ).different
+    assert not check(file, logged=logged).different
 
 
 def test_a_step_is_given_as_soon_as_it_is_whole(dump):
@@ -125,33 +121,23 @@ def test_who_logs_is_as_asked_else_what_the_metadata_say_else_the_newest(
     table = pq.read_table(SAMPLE).slice(0, 40)
     file = tmp_path / "dump.parquet"
     pq.write_table(table.replace_schema_metadata({"offpol_diag": json.dumps(metadata)}), file)
-    found = offpol_diag.check(file, trainer=asked or None, presets="token_is", progress=False)
+    found = check(file, asked or None)
 
     assert found.trainer == who
     assert name in found.numbers["token_is"]
 
 
-def test_slime_takes_its_helper_for_what_its_flags_cannot_say():
-    known = load()
-    words = {
-        name: log_of("slime", "", known[name]) for name in ("token_is", "token_icepop", "seq_is", "recompute")
-    }
-    words |= {name: log_of("miles", "", known[name]) for name in ("token_is_veto", "slime_mis", "opsm")}
+def test_slime_and_miles_take_the_helper_for_what_their_flags_cannot_say():
+    flags = ["token_is", "token_icepop", "recompute", "opsm"]
+    kinds = {name: log_of("slime", "", load()[name]) for name in (*flags, "seq_is", "slime_mis")}
 
-    assert words == {
-        "token_is": "slime",
-        "token_icepop": "slime",
-        "seq_is": "slime-mis",
-        "recompute": "slime",
-        "token_is_veto": "miles-mis",
-        "slime_mis": "miles-mis",
-        "opsm": "miles",
-    }
+    assert kinds == dict.fromkeys(flags, "slime") | dict.fromkeys(("seq_is", "slime_mis"), "slime-mis")
+    assert log_of("miles", "", load()["token_is_veto"]) == "miles-mis"
 
 
 def test_presets_are_the_recommended_one_and_the_trainers_default_unless_they_are_named(dump):
     best = offpol_diag.analyze(dump, device="cpu", progress=False).summary.recommendation.method
-    found = offpol_diag.check(dump, trainer="verl", progress=False)
+    found = check(dump, presets=None)
 
     assert list(found.numbers) == list(dict.fromkeys([best, "decoupled_geo_rs"]))
 
@@ -160,10 +146,8 @@ def test_presets_are_the_recommended_one_and_the_trainers_default_unless_they_ar
 
 
 @pytest.mark.parametrize("name", ["h.csv", "h.jsonl", "h.parquet"])
-def test_curves_that_are_what_the_dump_says_are_equal_in_every_form(dump, said, name, tmp_path):
-    found = offpol_diag.check(
-        dump, logged=history(tmp_path, said, name), trainer="verl", presets="token_is,seq_is", progress=False
-    )
+def test_curves_of_any_form_are_equal_under_the_preset_that_ran(dump, said, name, tmp_path):
+    found = check(dump, presets="seq_is,token_is@3,token_is", logged=history(tmp_path, said, name))
 
     assert (found.preset, found.different, found.unknown, found.unmatched) == ("token_is", [], [], [])
     assert len(found.rows) == len(said[3])
@@ -183,7 +167,7 @@ def test_a_planted_difference_is_found_with_its_worst_and_its_first_step(dump, s
     factors, first, worst, many = PLANTED[planted]
     wrong = {step: of | {NAME: of[NAME] * factors.get(step, 1.0)} for step, of in said.items()}
     file = history(tmp_path, wrong)
-    found = offpol_diag.check(dump, logged=file, trainer="verl", presets="token_is", progress=False)
+    found = check(dump, logged=file)
     (row,) = [row for row in found.rows if row.name == NAME]
 
     assert (row.first, row.worst, row.differs) == (first, worst, many)
@@ -191,32 +175,20 @@ def test_a_planted_difference_is_found_with_its_worst_and_its_first_step(dump, s
     if many:
         assert found.rows[0] is row
     for flag, code in (((), 0), (("--strict",), int(bool(many)))):
-        done = ran(dump, "--logged", file, "--for", "verl", "--presets", "token_is", *flag)
+        done = ran(dump, "--logged", file, *RAN, *flag)
         assert done.exit_code == code
         words = f"1 of 35 metrics differs, from step {first} on" if many else "Equal: all 35 metrics"
         assert words in " ".join(done.output.split())
 
 
-def test_the_preset_that_ran_is_the_one_of_which_most_are_equal(dump, said, tmp_path):
-    found = offpol_diag.check(
-        dump,
-        logged=history(tmp_path, said),
-        trainer="verl",
-        presets="seq_is,token_is@3,token_is",
-        progress=False,
-    )
-
-    assert (found.preset, found.different) == ("token_is", [])
-
-
 def test_names_that_only_one_side_knows_are_named(dump, said, tmp_path):
-    lost = {
-        step: {"loss": 1.0} | {name: x for name, x in of.items() if name != NAME} for step, of in said.items()
+    named = {
+        step: {name if name != NAME else "loss": x for name, x in of.items()} for step, of in said.items()
     }
-    done = ran(dump, "--logged", history(tmp_path, lost), "--for", "verl", "--presets", "token_is")
+    found = " ".join(ran(dump, "--logged", history(tmp_path, named), *RAN).output.split())
 
-    assert "verl@2026-03 logs nothing of the name loss." in " ".join(done.output.split())
-    assert f"No single curve has the name of {NAME}." in " ".join(done.output.split())
+    assert "verl@2026-03 logs nothing of the name loss." in found
+    assert f"No single curve has the name of {NAME}." in found
 
 
 @pytest.mark.parametrize(
@@ -260,20 +232,13 @@ def test_a_file_without_curves_is_one_error(name, text, tmp_path):
         curves([tmp_path / name])
 
 
-RAN = ("--for", "verl", "--presets", "token_is")
 REFUSED = [
     (["--for", "colossalai"], "what colossalai logs is not known"),
     (["--for", "trl@2026-01"], "trl has no generation '2026-01'"),
     (["--for", "verl", "--presets", "pure_is@x=1"], "x=1"),
     ([], "who logged is not said"),
-    (
-        ["--for", "verl", "--presets", "token_is", "--logged", "other.jsonl"],
-        "no curve has a name that verl@2026-03",
-    ),
-    (
-        ["--for", "verl", "--presets", "token_is", "--logged", "late.jsonl"],
-        "at a step of the dump hint: the dump has steps 3 to 6, and it logs",
-    ),
+    ([*RAN, "--logged", "other.jsonl"], "no curve has a name that verl@2026-03 logs under token_is"),
+    ([*RAN, "--logged", "late.jsonl"], "at a step of the dump hint: the dump has steps 3 to 6, and it logs"),
 ]
 
 
@@ -293,8 +258,7 @@ def test_what_cannot_be_compared_is_one_error(dump, words, error, tmp_path, monk
 
 
 def test_numbers_are_printed_of_some_steps_and_with_v_of_every_one(dump, said):
-    brief = ran(dump, "--for", "verl", "--presets", "token_is").output
-    every = ran(dump, "--for", "verl", "--presets", "token_is", "-v").output
+    brief, every = ran(dump, *RAN).output, ran(dump, *RAN, "-v").output
 
     ends = [f"{said[step][NAME]:.4g}" for step in (3, 4, 6)]
     assert re.search(r"logged name +step 3 +step 4 +step 6\n", brief)
@@ -306,13 +270,11 @@ def test_json_page_and_markdown_say_the_same(dump, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     wrong = {step: of | {NAME: of[NAME] * 1.5, "<b>\x1b[2J": 1.0} for step, of in said.items()}
     history(tmp_path, wrong)
-    words = ("--logged", "history.jsonl", "--for", "verl", "--presets", "token_is")
-    assert ran(dump, *words, "--json", "r.json", "--html", "r.html", "--md", "r.md").exit_code == 0
-    page, text = Path("r.html").read_text(), Path("r.md").read_text()
-
-    assert "1 of 35 metrics differs, from step 3 on" in page
-    assert "1 of 35 metrics differs, from step 3 on" in text
-    assert "<b>\x1b" not in page + text
+    words = ("--logged", "history.jsonl", *RAN, "--json", "r.json", "--html", "r.html", "--md", "r.md")
+    assert ran(dump, *words).exit_code == 0
+    for text in (Path("r.html").read_text(), Path("r.md").read_text()):
+        assert "1 of 35 metrics differs, from step 3 on" in text
+        assert "<b>\x1b" not in text
     told = json.loads(Path("r.json").read_text())
     assert (told["rows"][0]["name"], told["rows"][0]["off"]) == (NAME, pytest.approx(1 / 3))
     assert told["numbers"]["token_is"][NAME] == [of[NAME] for of in said.values()]

@@ -8,7 +8,6 @@ import random
 import re
 import shlex
 import tomllib
-from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -18,11 +17,11 @@ import yaml
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
-from offpol_diag.errors import ConfigError, UsageError
+from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
 from offpol_diag.trainers import TRAINERS, defaults
 from offpol_diag.trainers.translate import config_for, sayable
-from offpol_diag.trainers.writers import inverse, number
+from offpol_diag.trainers.writers import number
 from tests import oracles
 from tests.trainers import CATALOGUE, EFFECTS, OWN, PRESETS, padded
 
@@ -49,9 +48,8 @@ def read_hydra(text):
     for word in shlex.split(text.replace("\\\n", " ")):
         key, value = re.fullmatch(r"(?:\+\+)?([A-Za-z_.]+)=(\"[^\"]*\"|[\w.+-]+)", word).groups()
         found[key] = value[1:-1] if value[0] == '"' else flat(yaml.safe_load(f"x: {value}"))["x"]
-        assert (
-            value[0] == '"' or not isinstance(found[key], str) or re.fullmatch(r"[a-z][a-z0-9_-]*", value)
-        ), word
+        plain = not isinstance(found[key], str) or re.fullmatch(r"[a-z][a-z0-9_-]*", value)
+        assert value[0] == '"' or plain, word
     return found
 
 
@@ -91,22 +89,20 @@ def read_flags(text, trainer, versions=""):
     for flag in FLAGS[f"{trainer} before {before[1]}" if before else trainer].split():
         name, kind, default = re.fullmatch(r"([^=:]+)([=:]?)(.*)", flag).groups()
         numbers = [float(x) for x in default.split(",") if x] if kind == ":" else []
-        how = {
-            "": {"action": "store_true"},
-            "=": {
+        how = {"action": "store_true"}
+        if kind == "=":
+            how = {
                 "choices": default.split("|") if default else None,
                 "default": default.split("|")[0] or None,
-            },
-            ":": {"type": float, "default": numbers[0] if numbers else None},
-        }[kind]
+            }
+        elif kind == ":":
+            how = {"type": float, "default": numbers[0] if numbers else None}
         more = {"nargs": 2, "default": numbers} if len(numbers) == 2 else {}
         parser.add_argument(f"--{name}", dest=name, **how | more)
     known, rest = parser.parse_known_args(shlex.split(text.replace("\\\n", " ")))
     assert rest == []
-    return {
-        key: {"true": True, "false": False}.get(x, x) if isinstance(x, str) else x
-        for key, x in vars(known).items()
-    }
+    words = {"true": True, "false": False}
+    return {key: words.get(x, x) if isinstance(x, str) else x for key, x in vars(known).items()}
 
 
 def settings_of(snippet, trainer):
@@ -203,18 +199,11 @@ def test_a_printed_configuration_does_what_the_preset_does(trainer):
         rejects = PRESETS[name].reject or PRESETS[name].veto
         differs = bool(rejects) and newest not in ("", PRESETS[name].denominator)
         assert ("the loss's denominator here" in config.text()) is differs, name
-        yamls, hydras = (
-            [
-                settings_of(one, trainer)
-                for one in config.snippets
-                if (one.language, one.file) == (language, "")
-            ]
-            for language in ("yaml", "hydra")
-        )
+        own = [(one.language, settings_of(one, trainer)) for one in config.snippets if not one.file]
+        yamls, hydras = ([x for language, x in own if language == word] for word in ("yaml", "hydra"))
         assert hydras in ([], yamls), name
-        assert [one.current for one in config.snippets] == sorted(
-            (x.current for x in config.snippets), reverse=True
-        )
+        current = [one.current for one in config.snippets]
+        assert current == sorted(current, reverse=True)
         rest = config.text()
         for snippet in config.snippets:
             assert re.search(rf"# .*keys read at {re.escape(snippet.read)}\n", rest)
@@ -234,14 +223,12 @@ def test_the_batch_reaches_every_rule_and_somebody_says_each_correction():
 MIS = """use_tis: true, tis_level: token, tis_mode: truncate, tis_lower_bound: 0.5, tis_upper_bound: 2.0,
 use_rs: true, rs_level: token, rs_lower_bound: 0.5, rs_upper_bound: 2.0, rs_veto_threshold: 1.0e-4,
 tis_batch_normalize: true, custom-config-path: mis.yaml"""
-SWIFT = "--use_vllm true --rollout_importance_sampling_mode "
 HELPER = read_flags("--use-tis --custom-tis-function-path x.mis.compute_mis_weights_with_cp", "slime")
 DPPO = {"generator.sampling_params.logprobs": 1, "trainer.algorithm.policy_loss_type": "dppo"}
+SWIFT = read_flags("--use_vllm true --rollout_importance_sampling_mode token_mask", "ms-swift")
 DEFAULTS = [  # a trainer's own settings, and the preset that its table names for them
     ("trl", {}, "seq_icepop@inf..3"),
-    ("trl", {"vllm_importance_sampling_mode": "token_truncate"}, "token_is@3"),
-    ("ms-swift", read_flags(f"{SWIFT} token_mask", "ms-swift"), "token_icepop@inf..2"),
-    ("ms-swift", read_flags(f"{SWIFT} sequence_truncate", "ms-swift"), "geo_is"),
+    ("ms-swift", SWIFT, "token_icepop@inf..2"),
     ("slime", HELPER | yaml.safe_load(f"{{{MIS}}}"), "slime_mis"),
     ("slime", read_flags("--use-rollout-logprobs --use-opsm", "slime"), "opsm@0.0001"),
     ("prime-rl", {"trainer.loss.type": "ipo"}, "ipo@-0.3..0.3"),
@@ -266,10 +253,8 @@ PRIME_RL = {
 
 def test_prime_rl_accepts_the_newest_block_of_every_preset_that_it_can_say():
     capped = config_for(CATALOGUE["ipo@weight.action=truncate:weight.upper=20"], "prime-rl")
-    some = [
-        one for config in (*configs("prime-rl").values(), capped) for one in config.snippets if one.current
-    ]
-    found = [tomllib.loads(one.text)["trainer"]["loss"] for one in some]
+    snippets = [one for config in (*configs("prime-rl").values(), capped) for one in config.snippets]
+    found = [tomllib.loads(one.text)["trainer"]["loss"] for one in snippets if one.current]
     for settings in found:
         bounds = PRIME_RL[settings["type"]]
         assert all(bounds[key][0] <= x <= bounds[key][1] for key, x in settings.items() if key != "type")
@@ -305,13 +290,10 @@ def test_ms_swift_takes_every_block_that_is_printed_for_it():
 
 HEADINGS = {
     ("seq_mis", "verl"): ["verl from 0.7.1"] * 2 + ["verl from 0.6.1, before 0.7.1"] * 2,
-    ("token_is", "verl"): ["verl from 0.6.1"] * 2,  # as YAML, as overrides: a newer block covers the older
-    ("token_icepop", "verl"): ["verl from 0.8.0"] * 2,
     ("ipo", "prime-rl"): [
         "prime-rl from 2026-09-18 (pull request 3586)",
         "prime-rl from 2026-06-14 (release 0.6.0), before 2026-08-27 (pull request 3418)",
     ],
-    ("cispo", "slime"): ["slime from 0.3.1"],
     ("ppo_is", "colossalai"): ["ColossalAI"],
     ("seq_mask_tis", "openrlhf"): [
         "OpenRLHF from 2026-09 (pull request 1339)",
@@ -322,22 +304,15 @@ HEADINGS = {
 }
 REMARKS = [
     ("geo_rs", "verl", "verl from 0.7.1 cannot say this: a veto", True),
-    ("dppo_tv", "prime-rl", "cannot say this: a mask that asks for the advantage's sign", True),
-    ("token_is", "skyrl", "unless policy_loss_type is dual_clip and clip_ratio_c is 3;", True),
     ("token_is", "trl", "no dual clip here unless delta is 3;", True),
-    ("dppo_tv@-0.1..0.3:reject.advantage=against:source=skyrl", "skyrl", "the rejection is", False),
     ("token_is", "trl", "the weight is not clamped here before exp; in the preset clamped to ±20", True),
     ("token_is_rs_veto", "skyrl", "rejected tokens stay", True),
     *(("vanilla_is", trainer, "bounds of 1.0e-9 and 1.0e+9 are idle", True) for trainer in ("verl", "skyrl")),
-    ("token_is", "verl", "idle", False),
     # guards are those of the newest version that can say it
     ("seq_mis", "verl", "the clamp of the rejection acts on each token here", True),
-    ("geo_rs", "verl", "acts on each token", False),
     ("ipo", "prime-rl", "at most 10000 here (max_importance_ratio)", True),
-    ("bypass_pg_token_is", "prime-rl", "max_importance_ratio", False),
     ("token_is", "skyrl", "score_centering.enabled=false below trainer.algorithm turns it off", True),
     ("token_is", "nemo-rl", "loss_fn.score_centering=true adds score centering", True),
-    ("ipo", "prime-rl", "score_centering = true adds score centering", True),
 ]
 
 
@@ -349,64 +324,35 @@ def test_differences_of_a_trainer_are_remarked(preset, trainer, words, there):
 def test_blocks_carry_the_releases_that_take_them_and_keys_that_no_effect_shows():
     for (name, trainer), versions in HEADINGS.items():
         assert [one.versions for one in configs(trainer)[name].snippets] == versions
-    for trainer, key in (
-        ("verl", "actor_rollout_ref.actor.clip_ratio_c"),
-        ("trl", "delta"),
-        ("slime", "eps-clip-c"),
-    ):
-        assert settings_of(configs(trainer)["dual"].snippets[0], trainer)[key] == 4.0
+    for trainer, key in (("verl", "actor_rollout_ref.actor.clip_ratio_c"), ("slime", "eps-clip-c")):
+        assert (
+            settings_of(
+                configs(trainer)["token_is@clip.low=0.1:clip.high=0.28:clip.dual=4"].snippets[0], trainer
+            )[key]
+            == 4.0
+        )
     types = [settings_of(one, "openrlhf") for one in configs("openrlhf")["seq_mask_tis"].snippets[2:]]
     assert [one["vllm_is_correction_type"] for one in types] == ["seq-mask-tis", "mis"]
 
 
+TWICE = Preset("", "", reject=(Reject(upper=2.0), Reject(upper=9.0)))
+MIN, UNCLIPPED = (
+    Preset("x", "", reject=(Reject(over="min", lower=0.1),)),
+    Preset("x", "", clip=Clip(high=None)),
+)
+VETO = Preset("x", "", weight=Weight(upper=2.0), veto=Veto(1e-4, 100.0))
+PRINTED = "its config can be printed for"
 REFUSED = [
     # verl drops the second option of two alike before it matches thresholds
-    (
-        Preset("", "", reject=(Reject(upper=2.0), Reject(upper=9.0))),
-        "verl",
-        "beside another of its kind",
-        "nearest: ",
-    ),
-    *(
-        (PRESETS["dual_gspo"], trainer, "dual clip under the GSPO loss", "its config")
-        for trainer in ("verl", "skyrl")
-    ),
-    (
-        CATALOGUE["seq_is"],
-        "ms-swift",
-        "product ratio",
-        "its config can be printed for verl, trl, slime, miles, skyrl",
-    ),
-    (
-        replace(CATALOGUE["token_is"], weight=Weight(upper=0.9)),
-        "areal",
-        r"the weight min\(r_t, 0.9\)",
-        "nearest: ",
-    ),
-    (CATALOGUE["pure_is"], "prime-rl", r"the weight min\(∏r, 2\)", "its config can be printed for verl"),
-    (
-        CATALOGUE["ipo@-0.3..0.2"],
-        "prime-rl",
-        "unequal bounds",
-        "nearest: ipo; no trainer's config can say it",
-    ),
-    (
-        CATALOGUE["decoupled_geo_rs_token_tis"],
-        "trl",
-        "the rule that keeps sequences with",
-        "nearest: token_is; ",
-    ),
-    (CATALOGUE["geo_rs"], "slime", "rejects only beside use_tis", "its config can be printed for verl"),
-    *(
-        (Preset("x", "", reject=(Reject(over="min", lower=0.1),)), trainer, "^{} cannot say x: ", "")
-        for trainer in TRAINERS
-    ),
-    *((Preset("x", "", clip=Clip(high=None)), trainer, "^{} cannot say x: ", "") for trainer in TRAINERS),
-    *(
-        (Preset("x", "", weight=Weight(upper=2.0), veto=Veto(1e-4, 100.0)), trainer, "^{} cannot say x: ", "")
-        for trainer in TRAINERS
-        if trainer != "skyrl"
-    ),
+    (TWICE, "verl", "beside another of its kind", "nearest: "),
+    (CATALOGUE["recompute@loss=gspo:clip.dual=4"], "verl", "dual clip under the GSPO loss", PRINTED),
+    (CATALOGUE["seq_is"], "ms-swift", "product ratio", f"{PRINTED} verl, trl, slime, miles, skyrl"),
+    (CATALOGUE["token_is@0.9"], "areal", r"the weight min\(r_t, 0.9\)", "nearest: "),
+    (CATALOGUE["ipo@-0.3..0.2"], "prime-rl", "unequal bounds", "nearest: ipo; no trainer's config can say"),
+    (CATALOGUE["decoupled_geo_rs_token_tis"], "trl", "the rule that keeps seq", "nearest: token_is; "),
+    (CATALOGUE["geo_rs"], "slime", "rejects only beside use_tis", f"{PRINTED} verl"),
+    *((one, trainer, "^{} cannot say x: ", "") for one in (MIN, UNCLIPPED) for trainer in TRAINERS),
+    *((VETO, trainer, "^{} cannot say x: ", "") for trainer in TRAINERS if trainer != "skyrl"),
 ]
 
 
@@ -431,14 +377,6 @@ def test_a_number_reads_back_as_itself_everywhere(value):
     assert yaml.safe_load(f"x: {text}") == tomllib.loads(f"x = {text}") == {"x": value}
 
 
-@pytest.mark.parametrize(
-    "bound", [0.999, 1.001, 0.6, 1.4, 0.5, 2.0, 1 / 3, 1.001001001001001, 0.7142857142857143]
-)
-def test_an_inverse_is_short_and_goes_back(bound):
-    assert math.isclose(1 / inverse(bound), bound, rel_tol=4.5e-16)
-    assert len(str(inverse(1 / 0.999))) == 5
-
-
 # ---------------------------------------------------------------- the command
 
 
@@ -457,10 +395,7 @@ def test_stdout_is_what_is_pasted_of_one_preset_after_the_other():
     ("args", "words"),
     [
         (("tis,geo_rs", "--for", "trl"), ["trl cannot say geo_rs: ", "its config can be printed for verl"]),
-        (
-            ("token_is", "--for", "open_rhlf"),
-            ['unknown trainer "open_rhlf"; there are verl, trl, ', "mean openrlhf"],
-        ),
+        (("token_is", "--for", "open_rhlf"), ['unknown trainer "open_rhlf"; there are', "mean openrlhf"]),
         (("token_is@weight.lower=0.5", "--for", "ms-swift"), ["the weight clamp(r_t, 0.5, 2)"]),
     ],
 )
@@ -489,15 +424,3 @@ def test_without_a_name_a_trainer_lists_what_it_can_say():
         name for name, one in CATALOGUE.items() if sayable(one, ["prime-rl"])
     ]
     assert "presets NAME --for prime-rl" in ran.stderr
-
-
-def test_a_tuned_threshold_is_the_one_that_is_printed():
-    ran = run("seq_mis@weight.upper=3:reject.lower=0.25:clip.high=0.28", "--for", "verl")
-
-    lines = ("rollout_is_threshold: 3.0", "rollout_rs_threshold_lower: 0.25", "clip_ratio_high: 0.28")
-    assert [line for line in (*lines, 'rollout_rs_threshold: "0.5_4.0"') if line not in ran.stdout] == []
-
-
-def test_an_unknown_trainer_of_a_library_call_is_our_error():
-    with pytest.raises(UsageError):
-        config_for(CATALOGUE["token_is"], "tlr")

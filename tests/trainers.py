@@ -8,14 +8,12 @@ it: whether a bound is part of its band is a trainer's decision, how exp(log(b))
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load
 
 Flat = dict[str, Any]
@@ -25,55 +23,41 @@ CATALOGUE = load()
 
 # ---------------------------------------------------------------- presets
 
-RAW, TIS, MASKED = Weight(action="none"), Weight(upper=2.0), Weight(action="mask", upper=2.0)
-VARIED = re.findall(
-    r"\S+",
-    """
-    token_is@weight.lower=0.5 token_is@3:source=trl token_is@weight.action=mask token_is@loss=reinforce
-    token_icepop@source=miles token_clip@0.5..2:source=slime vanilla_is@source=areal
-    areal_decoupled@reject.lower=0.5 seq_is@5:source=skyrl seq_is@weight.lower=0.2:weight.upper=5
-    seq_is@weight.action=mask seq_is@loss=gspo seq_icepop@inf..3:source=trl
-    seq_icepop@loss=cispo:clip.low=1:clip.high=4 seq_mask_tis@0.9..1.1 geo_is@1.001:weight.lower=0.999
-    geo_is@5:weight.action=mask:source=areal geo_mask@0.999..1.002 geo_mask@0.5..2:reject.over=sum
-    slime_mis@source=miles seq_mask_tis@0.999..1.002:source=nemo-rl token_k3_mask@reject.statistic=k2
-    token_k3_mask@0.01:reject.over=mean seq_error_mask@1.5 token_is_veto@veto.upper=100:source=skyrl
-    gspo@policy=current:source=openrlhf recompute@loss=reinforce
-    areal_decoupled@loss=cispo:clip.low=1:clip.high=4 recompute@clip.low=inf:clip.high=inf:clip.dual=inf
-    bypass_pg_token_is@loss=surrogate bypass_pg_token_is@5:source=skyrl bypass_pg_token_icepop@0.2..5
-    ipo@-0.3..0.3 dppo_tv@-0.1..0.3 dppo_tv@-0.1..0.3:reject.advantage=against:source=skyrl
-    dppo_kl@0.2:weight.action=none:loss=surrogate:source=skyrl
-    dppo_tv@-0.15..0.15:weight.action=truncate:weight.upper=1e4:loss=reinforce token_clip@2:source=ms-swift
-    """,
-)
+VARIED = """
+token_is@weight.lower=0.5 token_is@3 token_is@weight.action=mask token_is@loss=reinforce token_clip@0.5..2
+areal_decoupled@reject.lower=0.5 seq_is@5 seq_is@weight.lower=0.2:weight.upper=5 seq_is@weight.action=mask
+seq_is@loss=gspo seq_icepop@inf..3 seq_icepop@loss=cispo:clip.low=1:clip.high=4 seq_mask_tis@0.9..1.1
+geo_is@1.001:weight.lower=0.999 geo_is@5:weight.action=mask geo_mask@0.999..1.002
+geo_mask@0.5..2:reject.over=sum seq_mask_tis@0.999..1.002 token_k3_mask@reject.statistic=k2
+token_k3_mask@0.01:reject.over=mean seq_error_mask@1.5 token_is_veto@veto.upper=100 gspo@policy=current
+recompute@loss=reinforce areal_decoupled@loss=cispo:clip.low=1:clip.high=4
+recompute@clip.low=inf:clip.high=inf:clip.dual=inf bypass_pg_token_is@loss=surrogate bypass_pg_token_is@5
+bypass_pg_token_icepop@0.2..5 ipo@-0.3..0.3 dppo_tv@-0.1..0.3 dppo_tv@-0.1..0.3:reject.advantage=against
+dppo_kl@0.2:weight.action=none:loss=surrogate
+dppo_tv@-0.15..0.15:weight.action=truncate:weight.upper=1e4:loss=reinforce token_clip@2
+"""
 """Methods of the catalogue as one trainer or another has them."""
-OWN = {
-    "mask_from_below": Preset("", "", weight=Weight(action="mask", lower=0.5)),
-    "clip_from_below": Preset("", "", weight=Weight(lower=0.5)),
-    "raw_product": Preset("", "", weight=Weight("sum", "none")),
-    "raw_counted_above_2": Preset("", "", weight=Weight(action="none", upper=2.0)),
-    "swift_sequence_mask": Preset("", "", weight=RAW, reject=(Reject(over="mean", upper=2.0),)),
-    "tokens_above": Preset("", "", weight=TIS, reject=(Reject(lower=0.9),)),
-    "tokens_below": Preset("", "", weight=RAW, reject=(Reject(upper=1.1),)),
-    "narrow_in_wide": Preset("", "", weight=Weight(upper=9.0), reject=(Reject(lower=0.9, upper=1.1),)),
-    "wide_in_narrow": Preset("", "", weight=Weight(upper=1.1), reject=(Reject(lower=0.9, upper=9.0),)),
-    "means_above": Preset("", "", weight=RAW, reject=(Reject(over="mean", lower=0.99),)),
-    "largest": Preset("", "", weight=Weight("mean", "none"), reject=(Reject(over="max", upper=100.0),)),
-    "k1_of_tokens": Preset("", "", weight=RAW, reject=(Reject("k1", lower=-0.2, upper=1.0),)),
-    "k1_of_means": Preset("", "", weight=RAW, reject=(Reject("k1", "mean", lower=-0.01),)),
-    "two_rules": Preset("", "", reject=(Reject(upper=1.1), Reject("k3", "mean", upper=0.01))),
-    "many_rules": Preset("", "", reject=(Reject("k2", "max", upper=2.5), Reject(lower=0.625, upper=1 / 0.6))),
-    "dual": Preset("", "", weight=TIS, clip=Clip(0.1, 0.28, 4.0)),
-    "dual_gspo": Preset("", "", loss="gspo", clip=Clip(0.1, 0.28, 4.0)),
-    "veto_above": Preset("", "", weight=TIS, veto=Veto(upper=3.0)),
-    "product_of_all": Preset("", "", weight=Weight("sum", upper=2.0), reject=(Reject(upper=1.1),)),
-    "normalized_raw": Preset("", "", weight=replace(RAW, normalize=True), reject=(Reject(upper=1.1),)),
-    "unclipped_below": Preset("", "", weight=TIS, clip=Clip(None, 0.28, None)),
-    "cispo_two_sided": Preset("", "", loss="cispo", clip=Clip(0.5, 2.0)),
-    "error_and_icepop": Preset("", "", weight=MASKED, reject=(Reject("mult_prob_error", "mean", upper=1.5),)),
-}
+HARD = """
+recompute@weight.action=mask:weight.lower=0.5 recompute@weight.lower=0.5
+recompute@weight.over=sum:weight.action=none recompute@weight.action=none:weight.upper=2
+recompute@weight.action=none:reject.over=mean:reject.upper=2 token_is@reject.lower=0.9
+recompute@weight.action=none:reject.upper=1.1 token_is@9:reject.lower=0.9:reject.upper=1.1
+token_is@1.1:reject.lower=0.9:reject.upper=9 recompute@weight.action=none:reject.over=mean:reject.lower=0.99
+recompute@weight.over=mean:weight.action=none:reject.over=max:reject.upper=100
+recompute@weight.action=none:reject.statistic=k1:reject.lower=-0.2:reject.upper=1
+recompute@weight.action=none:reject.statistic=k1:reject.over=mean:reject.lower=-0.01
+recompute@reject[0].upper=1.1:reject[1].statistic=k3:reject[1].over=mean:reject[1].upper=0.01
+recompute@reject[0].statistic=k2:reject[0].over=max:reject[0].upper=2.5:reject[1].lower=0.625:reject[1].upper=1.6
+token_is@clip.low=0.1:clip.high=0.28:clip.dual=4 recompute@loss=gspo:clip.low=0.1:clip.high=0.28:clip.dual=4
+token_is@veto.upper=3 recompute@weight.over=sum:weight.upper=2:reject.upper=1.1
+recompute@weight.action=none:weight.normalize=true:reject.upper=1.1
+token_is@clip.low=inf:clip.high=0.28:clip.dual=inf recompute@loss=cispo:clip.low=0.5:clip.high=2
+recompute@weight.action=mask:weight.upper=2:reject.statistic=mult_prob_error:reject.over=mean:reject.upper=1.5
+"""
 """Corrections that are no row of the catalogue, where a table could go wrong."""
-BUILT_IN = {**CATALOGUE, **{one.name: one for one in map(CATALOGUE.__getitem__, VARIED)}}
-PRESETS = {**BUILT_IN, **{name: replace(one, name=name) for name, one in OWN.items()}}
+BUILT_IN = {**CATALOGUE, **{one.name: one for one in map(CATALOGUE.__getitem__, VARIED.split())}}
+OWN = {one.name: one for one in map(CATALOGUE.__getitem__, HARD.split())}
+PRESETS = BUILT_IN | OWN
 
 # ---------------------------------------------------------------- padded arrays
 
