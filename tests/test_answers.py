@@ -43,6 +43,7 @@ from tests.factory import (
     with_numbers,
     write,
 )
+from tests.frozen.cases import DUMPS
 
 SAMPLES = Path(__file__).parents[1] / "sample_data"
 A, B = (str(SAMPLES / f"{name}.parquet") for name in ("stale", "quantized"))
@@ -53,6 +54,10 @@ COMMANDS = {
     "runs": ("compare", A, B),
     "sweep": ("sweep", A, "--preset", "geo_rs"),
     "gate": ("gate", A, "--max", "k3=0.002", "--min", "ess_tokens=0.1", "--max", "step:k3=0.01"),
+}
+FROZEN = {  # the dumps of tests/frozen
+    name: ("analyze", str(dump.folder / f"{name}.parquet"), "--presets", "token_is,seq_mis,pure_is")
+    for name, dump in DUMPS.items()
 }
 VERDICTS = {
     "analyze": r"Elevated off-policy mismatch: K3 KL is 0\.012 nats per token \[",
@@ -73,16 +78,16 @@ MADE = {
 def results(tmp_path_factory):
     """Return a result of each command, and of the factory."""
     folder, found = tmp_path_factory.mktemp("answers"), {}
-    for name, command in COMMANDS.items():
+    for name, command in (COMMANDS | FROZEN).items():
         more = ["-q", "--json", str(folder / "r.json")]
-        ran = CliRunner().invoke(app, [*command, *more, *(["--no-html"] if name == "analyze" else [])])
+        ran = CliRunner().invoke(app, [*command, *more, *(["--no-html"] if "analyze" in command else [])])
         assert ran.exit_code == (name == "gate"), ran.output
         assert ran.stdout.count("\n") == 1
         found[name] = loads((folder / "r.json").read_text(), "r.json")
     return found | {name: make_summary(**changes) for name, changes in MADE.items()}
 
 
-ALL = (*COMMANDS, *MADE)
+ALL = (*COMMANDS, *FROZEN, *MADE)
 
 
 def flat(text):
@@ -114,7 +119,10 @@ def of_facts(facts, form):
     for one in facts:
         if form == "page" and one.title:
             yield from (one.title, *(line.text for line in one.lines))
-        elif not (form != "markdown" and one.label == "Warnings"):
+        elif not (form != "markdown" and one.label == "Warnings") and (form, one.label) != (
+            "page",
+            "To confirm",
+        ):
             yield one.sentence
         if one.label == "Candidates":
             yield from (text for line in one.lines for text in (line.text.partition(". ")[2], line.detail))
@@ -151,6 +159,17 @@ def test_tables_are_sound_and_every_number_has_its_interval(results, forms, name
         text = flat(forms(name)[form])
         assert [one for one in needed if one not in text] == []
         assert not {"nan", "None", "null", "inf"} & set(forms(name)[form].split())
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_every_tile_is_the_number_of_its_name_in_the_json_and_stands_on_the_page(results, forms, name):
+    numbers, tiles = json.loads(results[name].to_json())["numbers"], answered(results[name]).tiles
+    assert len(tiles) == 8 - (name in ("shift", "two_policies", "forty"))  # which have no k̂
+    for one in tiles:
+        subject, _, number = one.key.rpartition(".")
+        kept = numbers["dump"].get(one.key) or numbers[f"preset/{subject}"][number]
+        assert kept[0] == one.number.value, one.key
+        assert flat(f"{one.label}{one.band}{one.value}") in flat(forms(name)["page"])
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -30,6 +30,8 @@ from offpol_diag.result import Result, in_sync
 if TYPE_CHECKING:
     from offpol_diag.check import Checked
 
+ELSEWHERE = ("Decide", "Rescore", "Reference", "Warnings", "To confirm")
+"""Facts that stand in the card of the cause, or in a table."""
 LEVEL = 5
 """Of gzip: two thirds of the time of its default, for 1% more."""
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -101,7 +103,7 @@ def _head(result: Result | Checked, answer: Answer) -> dict[str, Any]:
         "cards": cards,
         "facts": [fact for fact in answer.facts if fact.sentence],
         "others": [
-            fact for fact in answer.facts if fact.label in ("Where", "Missing", "Also") and fact.sentence
+            one for one in answer.facts if one.sentence and not one.title and one.label not in ELSEWHERE
         ],
         "meter": _meter(result) if of_analysis and isinstance(result, Result) else None,
         "cause": next((one for one in answer.charts if one.name == "by_lag" and "Cause" in cards), None),
