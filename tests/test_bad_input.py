@@ -246,7 +246,7 @@ COLUMNS = [  # columns of the file, --columns or --group-by, what is said, and t
 ]
 
 
-@pytest.mark.parametrize(("made", "given", "says", "hint"), COLUMNS, ids=str)
+@pytest.mark.parametrize(("made", "given", "says", "hint"), COLUMNS, ids=[says for _, _, says, _ in COLUMNS])
 def test_columns_that_cannot_be_meant_are_refused_with_a_way(tmp_path, made, given, says, hint):
     how = {"group_by": [given]} if isinstance(given, str) else {"columns": given}
     error = refusal(write(tmp_path / "a.parquet", **made), on_bad_row="skip", **how)
