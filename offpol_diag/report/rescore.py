@@ -119,7 +119,7 @@ def _tables(found: Reference) -> Iterator[Table]:
 
 def reproduced(found: Reference) -> Fact:
     """Return what a dump with the reference's column says, for other answers."""
-    return Fact("Reference", f"Given {found.rests_on}, {found.headline}.", shortened="last")
+    return Fact("Reference", f"Given {found.rests_on}, {found.headline}.")
 
 
 def deciding(summary: Result) -> Iterator[Fact]:
@@ -131,4 +131,4 @@ def deciding(summary: Result) -> Iterator[Fact]:
     lacks = [name for name, here in held.items() if not here]
     needs = f", with {listed(lacks)} in the dump" if lacks else ""
     said = f"Scoring again with the trainer's checkpoint tells which side is off{needs}."
-    yield Fact("Rescore", said, shortened="last")
+    yield Fact("Rescore", said)
