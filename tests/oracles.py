@@ -172,7 +172,8 @@ def exact_prob_diff(p: float, q: float) -> float:
 def pearson(x: list[float], y: list[float]) -> float:
     mx, my = mean(x), mean(y)
     cov = math.fsum((a - mx) * (b - my) for a, b in zip(x, y, strict=True))
-    return cov / math.sqrt(math.fsum((a - mx) ** 2 for a in x) * math.fsum((b - my) ** 2 for b in y))
+    spread = math.sqrt(math.fsum((a - mx) ** 2 for a in x) * math.fsum((b - my) ** 2 for b in y))
+    return cov / spread if spread else math.nan
 
 
 def ess(weights: list[Any], n: int) -> float:

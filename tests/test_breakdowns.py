@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,9 @@ def rows_of(many: int = 90) -> list[dict[str, Any]]:
             row["weight_versions"] = [-1] * (length // 2) + row["weight_versions"][length // 2 :]
         if i % 11 == 0:
             row["train_version"] = None
+        if i % 13 == 0:
+            row["host"] = None
     return rows
-
-
-def octave(n: int) -> int:
-    return n.bit_length() - 1
 
 
 def turns(mask: list[int]) -> list[int]:
@@ -54,13 +53,13 @@ def probability(log: float) -> str:
 
 def places_of(row: dict[str, Any], t: int) -> dict[str, str | None]:
     """Return the place of one token along every axis."""
-    at, long = octave(t + 1), octave(sum(row["response_mask"]))
+    at, long = int(math.log2(t + 1)), int(math.log2(sum(row["response_mask"])))
     lag = None if row["train_version"] is None else row["train_version"] - row["weight_versions"][t]
-    a = row["advantages"] if isinstance(row["advantages"], float) else row["advantages"][t]
+    a = row["advantages"][t]
     return {
         "step": str(row["step"]),
         "policy_lag": str(row["policy_lag"]),
-        "host": row["host"],
+        "host": row["host"] or "∅",
         "length": f"{2**long}–{2 ** (long + 1) - 1}",
         "position": f"{2**at - 1}–{2 ** (at + 1) - 2}" if at else "0",
         "turn": str(turns(row["response_mask"])[t]),
@@ -70,18 +69,21 @@ def places_of(row: dict[str, Any], t: int) -> dict[str, str | None]:
     }
 
 
-Places = dict[str, dict[str, list[tuple[int, float, float]]]]
-
-
-def wanted(rows: list[dict[str, Any]]) -> Places:
-    """Return axis → place → row, log π_rollout and log π_old of its tokens."""
-    found: Places = defaultdict(lambda: defaultdict(list))
-    for i, row in enumerate(rows):
-        for t, counts in enumerate(row["response_mask"]):
-            for axis, place in places_of(row, t).items() if counts else ():
+def wanted(rows: list[dict[str, Any]]) -> dict[str, dict[str, list[Sequence]]]:
+    """Return axis → place → the sequences that have tokens there, with those alone."""
+    found: dict[str, dict[str, list[Sequence]]] = defaultdict(lambda: defaultdict(list))
+    for row, whole in zip(rows, oracles.sequences(rows), strict=True):
+        live = [t for t, counts in enumerate(row["response_mask"]) if counts]
+        there: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for i, t in enumerate(live):
+            for axis, place in places_of(row, t).items():
                 if place is not None:
-                    token = (i, row["rollout_log_probs"][t], row["old_log_probs"][t])
-                    found[axis][place].append(token)
+                    there[axis, place].append(i)
+        for (axis, place), some in there.items():
+            names = ("rollout", "old", "current", "advantages")
+            found[axis][place].append(
+                replace(whole, **{name: [getattr(whole, name)[i] for i in some] for name in names})
+            )
     return found
 
 
@@ -90,10 +92,10 @@ def read(path: str, **how: Any) -> Result:
 
 
 @pytest.fixture(scope="module")
-def dump(tmp_path_factory: pytest.TempPathFactory) -> tuple[Places, Result, str]:
+def dump(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Result]:
     rows = rows_of()
     path = oracles.write(rows, tmp_path_factory.mktemp("places") / "a.parquet")
-    return wanted(rows), read(path, group_by=("host",)), path
+    return wanted(rows), read(path, group_by=("host",))
 
 
 AXES = (
@@ -109,38 +111,18 @@ def test_the_numbers_of_every_place_are_those_of_its_tokens(dump, axis):
     assert {place.key for place in result.at(axis)} == of_axis.keys()
     assert len(of_axis) > 1
     for place in result.at(axis):
-        tokens = of_axis[place.key]
-        d = [p - q for _, q, p in tokens]
-        r = [*map(math.exp, d)]
-        want = {
-            "k1": -oracles.mean(d),
-            "k3": oracles.mean([math.expm1(x) - x for x in d]),
-            "mean_ratio": oracles.mean(r),
-            "ess_tokens": oracles.mean(r) ** 2 / oracles.mean([x * x for x in r]),
-            "abs_log_ratio": oracles.mean([*map(abs, d)]),
-            "prob_diff_mean": oracles.mean([abs(math.exp(p) - math.exp(q)) for _, q, p in tokens]),
-            "f_2": oracles.mean([float(abs(x) > math.log(2)) for x in d]),
+        data = of_axis[place.key]
+        want = oracles.policy_gap(data, "") | oracles.raw_weights(data, "")
+        assert (place.tokens, place.sequences) == (sum(one.n for one in data), len(data))
+        assert {"k1", "k3", "mean_ratio", "ess_tokens", "prob_diff_mean", "f_2"} < place.numbers.keys()
+        assert {name: one.value for name, one in place.numbers.items()} == {
+            name: pytest.approx(want[name], rel=1e-10) for name in place.numbers
         }
-        assert (place.tokens, place.sequences) == (len(d), len({i for i, _, _ in tokens}))
-        assert {name: one.value for name, one in place.numbers.items()} == pytest.approx(want, rel=1e-10)
 
 
 def test_turns_and_lags_of_tokens_are_in_order(dump):
-    for axis, labels in (("turn", ["1", "2", "3"]), ("token_lag", ["< 0", "0", "1"])):
-        found = dump[1].axes[axis]
-        assert found.places[:3] == labels
-        assert found.order == sorted(found.order)
-
-
-def test_batches_change_no_number_of_any_place(dump):
-    few = read(dump[2], group_by=("host",), batch_tokens=700)
-
-    assert few.axes == dump[1].axes
-    for axis in AXES:
-        for one, two in zip(few.at(axis), dump[1].at(axis), strict=True):
-            for name, number in one.numbers.items():
-                ends = [(x.value, *(x.interval or ())) for x in (number, two.numbers[name])]
-                assert ends[0] == pytest.approx(ends[1], rel=1e-9)
+    assert dump[1].axes["turn"].places[:3] == ["1", "2", "3"]
+    assert dump[1].axes["token_lag"].places[:3] == ["< 0", "0", "1"]
 
 
 def test_without_a_second_turn_and_without_versions_there_is_no_such_axis(tmp_path):
@@ -166,6 +148,27 @@ def test_many_turns_and_old_tokens_share_the_last_place(tmp_path):
     assert [(one.key, one.tokens) for one in found.at("token_lag")] == [("50", 50), ("62+", 50)]
 
 
+def test_a_long_axis_is_thinned_evenly_and_keeps_its_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(breakdowns, "MOST_LISTED", 5)
+    rows = [
+        {"rollout_log_probs": [-1.0], "old_log_probs": [-1.0 - 0.01 * step], "step": step}
+        for step in range(21)
+    ]
+    found = read(oracles.write(rows, tmp_path / "a.parquet")).axes["step"]
+
+    assert (found.places, found.left_out) == (["0", "5", "10", "15", "20"], 16)
+
+
+def test_few_groups_give_no_place_an_interval(tmp_path):
+    rows = [
+        {"rollout_log_probs": [-1.0], "old_log_probs": [-1.1 - i / 9], "step": 0, "group_id": f"g{i % 3}"}
+        for i in range(12)
+    ]
+    found = read(oracles.write(rows, tmp_path / "a.parquet"))
+    assert found.whole["k3"].interval is None
+    assert {place.numbers["k3"].interval for axis in found.axes for place in found.at(axis)} == {None}
+
+
 # ---------------------------------------------------------------- sequence weights by length
 
 
@@ -173,22 +176,17 @@ def ess_at(sequences: list[Sequence], tokens: int) -> tuple[int, float]:
     """Count the sequences of so many tokens, and compute (Σw)² / (n Σw²) of the products over them."""
     logs = [math.fsum(one.delta("old")[:tokens]) for one in sequences if one.n >= tokens]
     weights = [math.exp(log - max(logs)) for log in logs]
-    many = len(logs)
-    return many, math.fsum(weights) ** 2 / (many * math.fsum(w * w for w in weights))
+    return len(logs), math.fsum(weights) ** 2 / (len(logs) * math.fsum(w * w for w in weights))
 
 
 def longest(curve: list[tuple[int, float]]) -> float | None:
     """Try every whole T: log ESS is a line between two lengths, and 0 at none."""
-    ends = [(0, 1.0), *curve]
-    for (t0, e0), (t1, e1) in pairwise(ends):
-        inside = [t for t in range(t0, t1 + 1) if _line(t, t0, e0, t1, e1) >= math.log(0.1)]
+    for (t0, e0), (t1, e1) in pairwise([(0, 1.0), *curve]):
+        slope = (math.log(e1) - math.log(e0)) / (t1 - t0)
+        inside = [t for t in range(t0, t1 + 1) if math.log(e0) + slope * (t - t0) >= math.log(0.1)]
         if t1 not in inside:
             return float(max(inside))
     return None
-
-
-def _line(t: int, t0: int, e0: float, t1: int, e1: float) -> float:
-    return math.log(e0) + (math.log(e1) - math.log(e0)) * (t - t0) / (t1 - t0)
 
 
 def lengths(path: str | Path, **how: Any) -> Lengths:
@@ -211,6 +209,8 @@ def test_ess_at_every_length_is_that_of_plain_python(sigma, tmp_path):
         assert (at.sequences, at.ess_sequences.value) == (many, pytest.approx(ess, rel=1e-9))
         assert at.ess_sequences.interval[0] <= ess <= at.ess_sequences.interval[1]
     assert found.longest.value == longest([(at.tokens, at.ess_sequences.value) for at in found.curve])
+    there = sorted(one.n for one in sequences if one.n)
+    assert found.median == pytest.approx(there[len(there) // 2], rel=0.09, abs=1)
 
 
 def test_the_longest_response_has_the_ends_of_the_curves_interval_for_its_own():
@@ -220,52 +220,28 @@ def test_the_longest_response_has_the_ends_of_the_curves_interval_for_its_own():
     assert found.longest.value == 42.0
     assert found.longest.interval == (longest(low), 181.0)
     assert longest(high) is None  # never above 10% at the end: as far as is known
-    assert found.curve[-1].tokens == 181
 
 
-@pytest.mark.parametrize(("name", "said"), [("healthy", "181"), ("stale", "128")])
-def test_the_longest_length_is_unknown_where_every_length_keeps_a_tenth(name, said):
-    found = lengths(f"sample_data/{name}.parquet").longest
-
-    assert found.value is None
-    assert found.unknown.startswith(f"beyond the longest responses ({said} tokens, which ")
-
-
-def test_no_length_keeps_a_tenth_where_a_single_token_does_not(tmp_path):
+def test_the_longest_length_is_0_where_one_token_is_too_many_and_unknown_where_none_or_few_are(tmp_path):
     rows = oracles.make_rows(0.1, many=200)
     for row in rows[:2]:
         row["response_mask"] = [1] * len(row["rollout_log_probs"])
         row["old_log_probs"] = [log + 12.0 for log in row["rollout_log_probs"]]
-    found = lengths(oracles.write(rows, tmp_path / "d.parquet")).longest
+    none = lengths(oracles.write(rows, tmp_path / "far.parquet")).longest
+    all_of_them = lengths("sample_data/healthy.parquet").longest
+    few = lengths(oracles.write(oracles.make_rows(0.1, many=FEWEST - 1), tmp_path / "few.parquet"))
 
-    assert (found.value, found.interval[0]) == (0.0, 0.0)
-
-
-def test_fewer_than_fifty_responses_have_no_longest_length(tmp_path):
-    found = lengths(oracles.write(oracles.make_rows(0.1, many=FEWEST - 1), tmp_path / "d.parquet"))
-
-    assert (found.longest.value, found.longest.unknown) == (None, "fewer than 50 responses")
-    assert found.curve == []
+    assert (none.value, none.interval[0]) == (0.0, 0.0)
+    assert all_of_them.value is None
+    assert all_of_them.unknown.startswith("beyond the longest responses (181 tokens, which ")
+    assert (few.longest.value, few.longest.unknown, few.curve) == (None, "fewer than 50 responses", [])
 
 
-def test_batches_change_no_length():
-    few = lengths("sample_data/collapse.parquet", batch_tokens=12_000)
-    whole = lengths("sample_data/collapse.parquet")
+def test_batches_change_no_length(tmp_path):
+    path = oracles.write(oracles.make_rows(0.6, many=240), tmp_path / "d.parquet")
+    few, whole = lengths(path, batch_tokens=500), lengths(path)
+    assert len(whole.curve) > 3
     for one, two in zip(few.curve, whole.curve, strict=True):
         assert (one.tokens, one.sequences) == (two.tokens, two.sequences)
         for x, y in ((one.ess_sequences, two.ess_sequences), (few.longest, whole.longest)):
             assert (x.value, *(x.interval or ())) == pytest.approx((y.value, *(y.interval or ())), rel=1e-9)
-
-
-# ---------------------------------------------------------------- many places
-
-
-def test_a_long_axis_is_thinned_evenly_and_keeps_its_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(breakdowns, "MOST_LISTED", 5)
-    rows = [
-        {"rollout_log_probs": [-1.0], "old_log_probs": [-1.0 - 0.01 * step], "step": step}
-        for step in range(21)
-    ]
-    found = read(oracles.write(rows, tmp_path / "a.parquet")).axes["step"]
-
-    assert (found.places, found.left_out) == (["0", "5", "10", "15", "20"], 16)

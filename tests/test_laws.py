@@ -27,22 +27,11 @@ from offpol_diag.core.state import State
 from offpol_diag.core.study import Readout, Study
 from offpol_diag.dump.read import open_dump
 from offpol_diag.number import Number
-from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.result import Result, Run
 from tests import oracles
-from tests.kinds import EACH
+from tests.kinds import EACH, MADE
 from tests.reading import analyze
 
-MORE = (
-    Preset("turns", "", weight=Weight("segment", upper=1.3), reject=(Reject("ratio", "segment", upper=1.2),)),
-    Preset(
-        "normed",
-        "",
-        weight=Weight("token", upper=2.0, normalize=True),
-        reject=(Reject("k2", "max", upper=0.4),),
-    ),
-    Preset("signed", "", reject=(Reject("ratio", "token", 0.7, 1.4, advantage="against"),), loss="reinforce"),
-)
 SCALES = (
     (r"(^|\.|/|_)(k1|kl)$|log_ppl_diff|ppo_kl|seq_sum_k1|mean_k1|token_k1", 1.0),  # mean |Δ| is 0.2 here
     (r"chi2", 30.0),  # mean |e^{2Δ} − 1|, and of products
@@ -50,12 +39,11 @@ SCALES = (
     (r"pg_loss", 60.0),  # a sequence's sum of |A| up to 2
     (r"tokens_rejected", 1.0),  # 1 − kept
 )
-ALONE = tuple(one for one in (*EACH, *MORE) if not any(rule.over == "batch" for rule in one.reject))
+EVERY = (*EACH, *MADE)
+ALONE = tuple(one for one in EVERY if not any(rule.over == "batch" for rule in one.reject))
 """Presets that judge one sequence at a time: others need a reading of the dump that goes before."""
 BY_TURN = tuple(
-    one.name
-    for one in (*EACH, *MORE)
-    if any(part and part.over == "segment" for part in (one.weight, *one.reject))
+    one.name for one in EVERY if any(part and part.over == "segment" for part in (one.weight, *one.reject))
 )
 SAMPLED = ("position", "turn")
 """Axes of responses as they were sampled."""
@@ -134,7 +122,7 @@ def analyzed(
     files: list[list[dict[str, Any]]], folder: Path, row_group: int | None = None, **more: Any
 ) -> Result:
     paths = [oracles.write(part, folder / f"part{i}.parquet", row_group) for i, part in enumerate(files)]
-    return analyze(paths, presets=(*EACH, *MORE), group_by=["host"], **more)
+    return analyze(paths, presets=EVERY, group_by=["host"], **more)
 
 
 # ---------------------------------------------------------------- on policy
