@@ -48,12 +48,6 @@ Curves = dict[str, dict[Any, float]]
 """Name → step → value; the step is None where a dump has none."""
 
 
-def off(logged: float, expected: float) -> float:
-    """Return the difference relative to the larger value, 0 to 2; infinite where the curve is not finite."""
-    apart = abs(logged - expected) / max(abs(logged), abs(expected), SMALL)
-    return apart if math.isfinite(logged) else math.inf
-
-
 def finite(x: float | None) -> float | None:
     """Return a number that JSON has, else None."""
     return x if x is not None and math.isfinite(x) else None
@@ -143,8 +137,8 @@ def who_logs(trainer: str | None, provenance: Mapping[str, object]) -> tuple[str
         known = ", ".join(f"verl@{one}" for one in GENERATIONS)
         raise UsageError(f"{who} has no generation {generation!r}", f"there are {known}")
     versions = provenance.get("versions")
-    ran = versions.get("verl", "") if isinstance(versions, dict) else ""
-    parts = tuple(int(part) for part in re.findall(r"\d+", str(ran))[:3]) or (99,)
+    ran = re.findall(r"\d+", str(versions.get("verl", "") if isinstance(versions, dict) else ""))
+    parts = tuple(map(int, ran[:3])) or (99,)
     return who, generation or next(one for one, since in GENERATIONS.items() if parts >= since)
 
 
@@ -231,12 +225,8 @@ def _table(suffix: str, data: bytes) -> pl.DataFrame:
 def curve_of(name: str, curves: Curves) -> str | None:
     """Return the only curve of a name: the same, with more before it, or with another first part."""
     last = name.rpartition("/")[2]
-    ways = (
-        [name] if name in curves else [],
-        [one for one in curves if one.endswith(f"/{name}")],
-        [one for one in curves if last not in WORDS and one.rpartition("/")[2] == last],
-    )
-    some = next(filter(None, ways), [])
+    some = [name] if name in curves else [one for one in curves if one.endswith(f"/{name}")]
+    some = some or [one for one in curves if last not in WORDS and one.rpartition("/")[2] == last]
     trained = [one for one in some if not one.lower().startswith(("eval", "val", "test"))] or some
     return trained[0] if len(trained) == 1 else None
 
@@ -252,7 +242,8 @@ def compared(expected: Curves, logged: Curves) -> list[Row]:
         both = {step: (values[step], x) for step, x in points.items() if step in values and math.isfinite(x)}
         if not both:
             continue
-        apart = {step: off(*pair) for step, pair in both.items()}
+        apart = {step: abs(x - y) / max(abs(x), abs(y), SMALL) for step, (x, y) in both.items()}
+        apart |= {step: math.inf for step, (x, _) in both.items() if not math.isfinite(x)}
         wrong, worst = [step for step, x in apart.items() if x > NEAR], max(apart, key=apart.__getitem__)
         (x, y), most = both[worst], finite(apart[worst])
         first = min(wrong, default=None)

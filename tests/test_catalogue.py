@@ -374,7 +374,7 @@ FILES = [
     ("[a]\naliases = ['b,c']\n", 'mine.toml: [a]: "b,c" cannot be a name', ""),
     ("[a_b]\n[A-B]\n", 'mine.toml: [A-B]: "A-B" already finds [a_b]', ""),
     ("[a]\naliases = ['c', 'c']\n", 'mine.toml: [a]: "c" already finds [a]', ""),
-    ("[a]\naliases = ['geo-rs']\n", 'mine.toml: [a] aliases: "geo-rs" is the name of a built-in preset', ""),
+    ("[a]\naliases = ['geo-rs']\n", 'mine.toml: "geo-rs" is the name of a built-in preset', ""),
     ("[a]\nname = 'b'\n", "mine.toml: [a] name: no such key; the keys are summary, policy", ""),
     ("[a]\nloss = 'ppo-clip'\n", 'mine.toml: [a] loss = "ppo-clip"', "did you mean ppo_clip?"),
     ("a = " + "[" * 5000, "mine.toml: not TOML: ", ""),

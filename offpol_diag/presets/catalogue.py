@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,41 +31,37 @@ MEANINGS = (
 FAMILIES: Mapping[Policy, tuple[str, ...]] = {
     "old": ("token_is", "token_icepop", "seq_is", "seq_mis", "geo_rs"),
     "current": (
-        "bypass_pg_token_is",
-        "bypass_pg_token_icepop",
-        "pure_is",
-        "bypass_ppo_clip_geo_rs",
-        "bypass_ppo_clip_k3_rs",
+        *("bypass_pg_token_is", "bypass_pg_token_icepop", "pure_is"),
+        *("bypass_ppo_clip_geo_rs", "bypass_ppo_clip_k3_rs"),
     ),
 }
 """Numerator of the main drift → the preset that is recommended by default, then those shown beside it."""
 
 
+@dataclass(frozen=True, eq=False)
 class Catalogue(Mapping[str, Preset]):
     """Presets by name, in the order of their files.
 
     Lookup also finds aliases and names with thresholds (`token_is@3`), ignores case, and treats `-` and `_`
     as equal.
 
-    Args:
-        presets: the rows, names and aliases unique.
+    Attributes:
+        rows: the presets by name; names and aliases are unique.
         aliases: further names → the name of what each stands for, with or without thresholds.
         default: names of the presets that are evaluated where none are named.
         replaced: names and aliases of built-in presets that a user's file redefines.
     """
 
-    def __init__(
-        self,
-        presets: Iterable[Preset],
-        aliases: Mapping[str, str] | None = None,
-        default: Iterable[str] = (),
-        replaced: Iterable[str] = (),
-    ) -> None:
-        self.rows = {preset.name: preset for preset in presets}
-        self.aliases = dict(aliases or {})
+    rows: Mapping[str, Preset]
+    aliases: Mapping[str, str]
+    default: tuple[str, ...]
+    replaced: tuple[str, ...] = ()
+
+    @cached_property
+    def _targets(self) -> dict[str, str]:
+        """Plain name or alias → the name of a row, with or without thresholds."""
         own = {plain(word): row.name for row in self.rows.values() for word in (row.name, *row.aliases)}
-        self._targets = {plain(alias): target for alias, target in self.aliases.items()} | own
-        self.default, self.replaced = tuple(default), tuple(replaced)
+        return {plain(alias): target for alias, target in self.aliases.items()} | own
 
     def __getitem__(self, name: str) -> Preset:
         word, mark, text = name.partition(MARK)
@@ -151,19 +147,18 @@ def load(path: Path | None = None) -> Catalogue:
         return shipped
     mine = {plain(row.name): row for row in _presets(str(path), _tables(path))}
     taken = {plain(word) for row in mine.values() for word in (row.name, *row.aliases)}
-    for row in mine.values():
-        for alias in row.aliases:
-            if plain(alias) in shipped.rows and plain(alias) not in mine:
-                problem = f'"{alias}" is the name of a built-in preset'
-                raise PresetError(f"{path}: [{row.name}] aliases: {problem}", "choose another alias")
+    hidden = shipped.rows.keys() - mine.keys()
+    if clash := [alias for row in mine.values() for alias in row.aliases if plain(alias) in hidden]:
+        raise PresetError(f'{path}: "{clash[0]}" is the name of a built-in preset', "choose another alias")
     aliases = {
         alias: target
         for alias, target in shipped.aliases.items()
         if alias not in taken and target.partition(MARK)[0] not in mine
     }
+    rows = {row.name: row for row in {**shipped.rows, **mine}.values()}
     default = dict.fromkeys((*shipped.default, *(row.name for row in mine.values())))
-    replaced = [word for word in (*shipped, *shipped.aliases) if word in taken]
-    return Catalogue((shipped.rows | mine).values(), aliases, default, replaced)
+    replaced = tuple(word for word in (*shipped, *shipped.aliases) if word in taken)
+    return Catalogue(rows, aliases, tuple(default), replaced)
 
 
 @cache
@@ -172,7 +167,7 @@ def _shipped() -> Catalogue:
     tables = _tables(Path(__file__).with_name(BUILT_IN))
     default, further = tables.pop("default"), tables.pop("aliases")
     aliases = {alias: target for target, names in further.items() for alias in names}
-    return Catalogue(_presets(BUILT_IN, tables), aliases, default)
+    return Catalogue({row.name: row for row in _presets(BUILT_IN, tables)}, aliases, tuple(default))
 
 
 def _tables(path: Path) -> dict[str, Any]:

@@ -134,10 +134,8 @@ def changed(preset: Preset, changes: Mapping[str, str]) -> Preset:
     Raises:
         PresetError: no such key, a value that a preset file could not hold, or another number of thresholds.
     """
-    name, hint = named(preset.name, changes), KEYS
-    by_key = {key: text for key, text in changes.items() if key}
-    if "" in changes and preset.places:
-        hint = f"write {ways(preset)}; inf is no bound"
+    name, by_key = named(preset.name, changes), {key: text for key, text in changes.items() if key}
+    hint = f"write {ways(preset)}; inf is no bound" if "" in changes and preset.places else KEYS
     try:
         if "" in changes:
             by_key = _by_position(preset, changes[""].split("..")) | by_key
