@@ -449,17 +449,8 @@ def colossalai(f: Flat, p: Padded) -> Effect:
     return Effect(1.0, "ppo_clip", "rollout", (f["clip_eps_low"], f["clip_eps_high"]))
 
 
+OF_EACH = (verl, trl, ms_swift, openrlhf, nemo_rl, slime, areal, prime_rl, skyrl, flash_rl, colossalai)
 EFFECTS: dict[str, Callable[[Flat, Padded], Effect]] = {
-    "verl": verl,
-    "trl": trl,
-    "ms-swift": ms_swift,
-    "openrlhf": openrlhf,
-    "nemo-rl": nemo_rl,
-    "slime": slime,
     "miles": slime,
-    "areal": areal,
-    "prime-rl": prime_rl,
-    "skyrl": skyrl,
-    "flash-rl": flash_rl,
-    "colossalai": colossalai,
+    **{one.__name__.replace("_", "-"): one for one in OF_EACH},
 }
