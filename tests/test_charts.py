@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from contextlib import suppress
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from offpol_diag.core import histograms, tails
 from offpol_diag.core.observe import examine
 from offpol_diag.core.state import MOST_STEPS, TAIL
 from offpol_diag.presets.catalogue import FAMILIES
-from offpol_diag.result import Result
 from tests import oracles
 from tests.reading import analyze, opened
 
@@ -338,35 +334,3 @@ def test_presets_with_equal_numbers_name_the_first():
     result = analyze("sample_data/stale.parquet", presets="token_is,token_is@2,recompute,seq_is")
     same_as = {"token_is": "", "token_is@2": "token_is", "recompute": "", "seq_is": ""}
     assert {name: one.same_as for name, one in result.presets.items()} == same_as
-
-
-def lists_of_numbers(node, path=()):
-    """Yield the paths of lists of numbers, words and nulls below a node of JSON."""
-    if isinstance(node, list) and not any(isinstance(one, dict | list) for one in node):
-        return [path] if len(node) > 1 else []
-    pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    return [found for key, one in pairs for found in lists_of_numbers(one, (*path, key))]
-
-
-def test_a_list_that_lacks_its_last_point_is_refused(dump):
-    whole = json.loads(dump[1].to_json())
-    paths = {
-        tuple("" if type(key) is int else key for key in path): path
-        for path in lists_of_numbers(whole["charts"], ("charts",))
-        + lists_of_numbers(whole["worst"], ("worst",))
-    }
-    alone = {"steps", "before", "after"}  # no other list has their points
-    accepted = set()
-    for path in paths.values():
-        node = whole
-        for key in path[:-1]:
-            node = node[key]
-        kept = node[path[-1]]
-        node[path[-1]] = kept[:-1]
-        with suppress(ValidationError):
-            Result.model_validate(whole)
-            accepted.add(path)
-        node[path[-1]] = kept
-
-    assert len(paths) > 50
-    assert {path for path in accepted if not alone & set(path)} == set()

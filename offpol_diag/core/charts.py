@@ -79,10 +79,11 @@ def observe(
 
 
 class Group(NamedTuple):
-    """A group of steps: its ends and its sums."""
+    """A group of steps: its ends, its sums as they are kept, and as they are read."""
 
     first: int
     last: int
+    sums: Table
     reader: Reader
 
 
@@ -118,25 +119,15 @@ def _series(numbers: Sequence[Number]) -> shown.Series:
     """Gather numbers along an axis; without intervals where none has one."""
     low, high = ([one.interval and one.interval[end] for one in numbers] for end in (0, 1))
     known, values = any(one.interval for one in numbers), [one.value for one in numbers]
-    return shown.Series(
-        unit=numbers[0].unit, values=values, low=low if known else [], high=high if known else []
-    )
+    ends = {"low": low, "high": high} if known else {}
+    return shown.Series(unit=numbers[0].unit, values=values, **ends)
 
 
 # ---------------------------------------------------------------- by step
 
 _ROWS = {row.name: row for row in (*gap.ROWS, gap.CHI2_SEQUENCE, tails.ESS_TOKENS, tails.ESS_SEQUENCES)}
-_MAIN = (
-    "k1",
-    "k3",
-    "mean_ratio",
-    "chi2_token",
-    "ppl_ratio",
-    "f_2",
-    "ess_tokens",
-    "chi2_sequence",
-    "ess_sequences",
-)
+_MAIN: tuple[str, ...] = ("k1", "k3", "mean_ratio", "chi2_token", "ppl_ratio", "f_2", "ess_tokens")
+_MAIN += ("chi2_sequence", "ess_sequences")
 _PLAIN = {
     "reward": Formula("reward", "mean reward", mean("reward", "sequences"), "", "sequences", AS_SEEN),
     "lag": Formula(LAG, "mean policy lag", mean("lag", "lagged"), "updates", "sequences", AS_SEEN),
@@ -152,12 +143,13 @@ def _reader(out: Readout, sums: Table) -> Reader:
 
 def _groups(out: Readout) -> list[Group]:
     """Return the groups of steps, rising."""
-    tables, found = out.state.tables, list[Group]()
-    for first, sums in tables["by_step"].by_place().items() if "by_step" in tables else ():
-        reader, products = _reader(out, sums), tables["by_step.products"].at(first).drawn(out.study.seed)
-        found.append(
-            Group(first, first + sums.width - 1, replace(reader, drawn={**reader.drawn, **products}))
-        )
+    found, tables = list[Group](), out.state.tables
+    if "by_step" in tables:
+        products = tables["by_step.products"].by_place()
+        for first, sums in tables["by_step"].by_place().items():
+            reader = _reader(out, sums)
+            reader = replace(reader, drawn={**reader.drawn, **products[first].drawn(out.study.seed)})
+            found.append(Group(first, first + sums.width - 1, sums, reader))
     return found
 
 
@@ -212,7 +204,7 @@ def _positions(
         at = [group.first for group in groups].index(crossings[-1].step)
 
     def of(some: Sequence[Group]) -> shown.PositionSteps:
-        sums = reduce(Table.merge, (out.state.tables["by_step"].at(group.first) for group in some))
+        sums = reduce(Table.merge, (group.sums for group in some))
         reader, row = _reader(out, sums), _ROWS["k3"]
         rows = [replace(row, of=mean(f"k3@{place}", f"tokens@{place}")) for place in range(len(labels))]
         return shown.PositionSteps(

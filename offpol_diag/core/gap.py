@@ -97,8 +97,9 @@ class Tokens(Sums):
 
     @cached_property
     def counts(self) -> dict[str, Array]:
-        """Denominators of means: tokens, sequences with a token, rows, [S] each."""
-        return {"tokens": self.sequences.n, "sequences": self.filled, "rows": self.one}
+        """Tokens, sequences with a token, rows, and the rewards of those with a token, [S] each."""
+        found = {"tokens": self.sequences.n, "sequences": self.filled, "rows": self.one}
+        return found if (given := self.batch.rewards) is None else found | {"reward": given * self.filled}
 
     def terms(self, drift: Drift) -> Terms:
         """Compute the numbers of tokens that a drift is made of.
@@ -162,28 +163,25 @@ def columns(terms: Terms) -> dict[str, Array]:
 
     An empty sequence has 0 everywhere. Σ(r² − 1) is Σ(r − 1)² + 2 Σ(r − 1).
     """
-    tokens, drift, runs, xp = terms.tokens, terms.drift, terms.tokens.sequences, terms.tokens.xp
-    p, q = tokens.probability(drift.numerator), tokens.probability(drift.denominator)
-    of_tokens = {"d": terms.delta, "dd": terms.delta * terms.delta, "abs": terms.size, "r1": terms.r1}
-    of_tokens |= {
-        "r2": terms.r1 * terms.r1,
-        "k3": terms.k3,
-        "pd": terms.pd,
-        "pdd": terms.pd * terms.pd,
-        "pq": p * q,
-    }
-    off = xp.abs(terms.r1)
-    of_tokens |= {"tv": off / 2, "mult": xp.maximum(terms.r1, off / f.importance_ratio(terms.delta))}
+    tokens, drift, _, _, d, size, r1, k3, pd = terms
+    runs, xp, p, q = (
+        tokens.sequences,
+        tokens.xp,
+        *map(tokens.probability, (drift.numerator, drift.denominator)),
+    )
+    of_tokens = {"d": d, "dd": d * d, "abs": size, "r1": r1, "r2": r1 * r1, "k3": k3}
+    of_tokens |= {"pd": pd, "pdd": pd * pd, "pq": p * q, "tv": xp.abs(r1) / 2}
+    of_tokens["mult"] = xp.maximum(r1, xp.abs(r1) / f.importance_ratio(d))
     if (a := tokens.advantages) is not None:
-        x = xp.clip(terms.r1, None, 1.0)
+        x = xp.clip(r1, None, 1.0)
         of_tokens |= {"a": a, "x": x, "ax": a * x}
     result = {name: runs.sum(x) for name, x in of_tokens.items()}
-    result |= {name: runs.count(terms.size > bound) for name, bound in BEYOND.items()}
+    result |= {name: runs.count(size > bound) for name, bound in BEYOND.items()}
     result |= tokens.of_policy(drift.numerator, "p") | tokens.of_policy(drift.denominator, "q")
     g = result["d"] / runs.at_least_1
     result |= {
         "r2": result["r2"] + 2 * result["r1"],
-        "differ": runs.count(terms.delta != 0),
+        "differ": runs.count(d != 0),
         "g": g,
         "g_abs": xp.abs(g),
         "ppl_ratio": xp.expm1(xp.clip(-g, None, LARGEST_SUM)),
@@ -199,12 +197,6 @@ def ranges(terms: Terms, columns: Mapping[str, Array]) -> dict[str, tuple[float,
     spans = {"d": extremes(terms.delta), "pd": extremes(terms.pd)}
     spans |= {name: extremes(x[there]) for name, x in of_sequences.items()}
     return {prefix + name: span for name, span in spans.items()}
-
-
-def rewards(tokens: Tokens) -> dict[str, Array]:
-    """Return the reward of each sequence with a token, else 0, [S]; nothing without rewards."""
-    given = tokens.batch.rewards
-    return {} if given is None else {"reward": given * tokens.counts["sequences"]}
 
 
 BEYOND = {"overflow": f.LARGEST, **{name: math.log(tau) for name, tau in FACTORS.items()}}
@@ -226,17 +218,16 @@ def _k1(get: Lookup) -> Array:
     return -get("d") / get("tokens")
 
 
-def _of_sequences(
-    name: str, text: str, column: str, within: Range, plus: float = 0.0, unit: str = ""
-) -> Formula:
+def _of_sequences(name: str, text: str, within: Range, plus: float = 0.0, column: str = "") -> Formula:
     """Return the row of a mean over sequences."""
-    text = f"mean over sequences of {text}"
-    return Formula(name, text, mean(column, "sequences", plus), unit, "sequences", within)
+    of = mean(column or name, "sequences", plus)
+    return Formula(name, f"mean over sequences of {text}", of, "", "sequences", within)
 
 
+_S = "sequences"
 DIFFER = Formula("tokens_differ", "P(Δ ≠ 0)", mean("differ"), "fraction", counts=True)
 """Says whether two policies are one and the same, not by how much they differ."""
-CHI2_SEQUENCE = _of_sequences("chi2_sequence", "e^{2ΣΔ}, minus 1", "s2", ABOVE_MINUS_ONE)
+CHI2_SEQUENCE = _of_sequences("chi2_sequence", "e^{2ΣΔ}, minus 1", ABOVE_MINUS_ONE, column="s2")
 _KL = "estimates KL(π_rollout‖π_train)"
 _PD = "|π_train − π_rollout|"
 _ON_POLICY = "1 when tokens were drawn from the logged π_rollout"
@@ -247,36 +238,22 @@ ROWS = (
     Formula("k3", f"mean(e^Δ − 1 − Δ); {_KL}, never negative", mean("k3"), "nats", within=POSITIVE),
     Formula("mean_ratio", f"mean(r); {_ON_POLICY}", mean("r1", plus=1.0), within=POSITIVE),
     Formula("chi2_token", "mean(r²) − 1", mean("r2"), within=ABOVE_MINUS_ONE),
-    _of_sequences("ppl_train", "exp(−mean log π_train)", "ppl_p", POSITIVE),
-    _of_sequences("ppl_rollout", "exp(−mean log π_rollout)", "ppl_q", POSITIVE),
-    _of_sequences("ppl_ratio", "exp(−mean Δ)", "ppl_ratio", POSITIVE, plus=1.0),
-    Formula(
-        "ppl_ratio_pooled",
-        "exp(−mean Δ) over all tokens",
-        lambda get: np.exp(_k1(get)),
-        within=POSITIVE,
-        log=_k1,
-    ),
-    Formula(
-        "log_ppl_diff",
-        "mean over sequences of −mean Δ",
-        lambda get: -get("g") / get("sequences"),
-        "nats",
-        "sequences",
-    ),
-    _of_sequences("log_ppl_abs_diff", "|mean Δ|", "g_abs", POSITIVE, unit="nats"),
+    _of_sequences("ppl_train", "exp(−mean log π_train)", POSITIVE, column="ppl_p"),
+    _of_sequences("ppl_rollout", "exp(−mean log π_rollout)", POSITIVE, column="ppl_q"),
+    _of_sequences("ppl_ratio", "exp(−mean Δ)", POSITIVE, plus=1.0),
+    Formula("ppl_ratio_pooled", "exp(−mean Δ) over all tokens", lambda get: np.exp(_k1(get)), log=_k1),
+    Formula("log_ppl_diff", "mean over sequences of −mean Δ", lambda get: -get("g") / get(_S), "nats", _S),
+    Formula("log_ppl_abs_diff", "mean over sequences of |mean Δ|", mean("g_abs", _S), "nats", _S, POSITIVE),
     Formula("prob_diff_mean", f"mean {_PD} of the sampled token", mean("pd"), within=POSITIVE),
     Formula("prob_diff_std", f"standard deviation of {_PD}", spread("pd", "pdd"), within=POSITIVE),
-    Formula(
-        "pearson", "correlation of the two probabilities of the sampled token", _pearson, within=CORRELATION
-    ),
+    Formula("pearson", "correlation of the probabilities of the sampled token", _pearson, within=CORRELATION),
     Formula("mult_prob_error", "mean(e^|Δ|)", mean("mult", plus=1.0), within=ABOVE_ONE),
     Formula("abs_log_ratio", "mean |Δ|", mean("abs"), "nats", within=POSITIVE),
     Formula("log_ratio_std", "standard deviation of Δ", spread("d", "dd"), "nats", within=POSITIVE),
     Formula("tv", "mean |r − 1| / 2; estimates the total variation distance", mean("tv"), within=POSITIVE),
     *(
-        Formula(name, f"P(|Δ| > ln {tau:g})", mean(name), "fraction", counts=True)
-        for name, tau in FACTORS.items()
+        Formula(name, f"P(|Δ| > ln {x:g})", mean(name), "fraction", counts=True)
+        for name, x in FACTORS.items()
     ),
     DIFFER,
 )
@@ -300,23 +277,14 @@ SURROGATE = Formula(
 )
 """PPO's surrogate objective less its value at r = 1, with r cut at 2 so that no single token decides."""
 
-REWARD = Formula(
-    "mean_reward",
-    "mean reward of the sequences with a token",
-    mean("reward", "sequences"),
-    over="sequences",
-    within=AS_SEEN,
-)
+_REWARD = "mean reward of the sequences with a token"
+REWARD = Formula("mean_reward", _REWARD, mean("reward", _S), over=_S, within=AS_SEEN)
 """Of the dump, not of a gap."""
 
 EXTREMES = (
     Formula("prob_diff_max", f"largest {_PD}", lambda ends: ends("pd")[1]),
-    Formula(
-        "log_ppl_diff_max", "largest −mean Δ of a sequence", lambda ends: -ends("g")[0], "nats", "sequences"
-    ),
-    Formula(
-        "log_ppl_diff_min", "smallest −mean Δ of a sequence", lambda ends: -ends("g")[1], "nats", "sequences"
-    ),
+    Formula("log_ppl_diff_max", "largest −mean Δ of a sequence", lambda ends: -ends("g")[0], "nats", _S),
+    Formula("log_ppl_diff_min", "smallest −mean Δ of a sequence", lambda ends: -ends("g")[1], "nats", _S),
     Formula("log_ratio_min", "smallest Δ", lambda ends: ends("d")[0], "nats"),
     Formula("log_ratio_max", "largest Δ", lambda ends: ends("d")[1], "nats"),
 )

@@ -82,8 +82,7 @@ def quantile(counts: Array, low: Array, high: Array, q: float) -> float | None:
 
 def of_lattice(counts: Array, q: float) -> float:
     """Compute a quantile of values on the lattice: to 1/32; NaN without values."""
-    found = quantile(counts, edges()[:-1], edges()[1:], q)
-    return math.nan if found is None else found
+    return math.nan if (x := quantile(counts, edges()[:-1], edges()[1:], q)) is None else x
 
 
 # ---------------------------------------------------------------- bins of pictures

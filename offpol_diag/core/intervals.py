@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -49,15 +49,9 @@ _TERMS = (
 """Coefficients of the quantile of t in powers of 1/freedom; within 0.8% from 2 degrees on, 0.04% from 4."""
 
 
-F = TypeVar("F", float, Array)
-
-
-def quantile(freedom: F) -> F:
+def quantile(freedom: Any) -> Any:
     """Compute the 97.5% quantile of Student's t, from 2 degrees of freedom (Abramowitz & Stegun 26.7.5)."""
-    result = Z + 0.0 * freedom
-    for power, term in enumerate(_TERMS):
-        result = result + term / freedom ** (power + 1)
-    return result
+    return Z + sum(term / freedom**power for power, term in enumerate(_TERMS, 1))
 
 
 @dataclass(frozen=True)
@@ -138,10 +132,8 @@ class Range:
         elif self.high < math.inf:
             width = self.high - self.low
             far = math.exp(min(half * width / (below * above), 700.0))
-            ends = (
-                self.low + width * below / (below + above * far),
-                self.high - width * above / (above + below * far),
-            )
+            low = self.low + width * below / (below + above * far)
+            ends = low, self.high - width * above / (above + below * far)
         elif self.low > -math.inf:
             far = math.exp(min(half / below, 700.0))
             ends = self.low + below / far, self.low + below * far
@@ -263,17 +255,15 @@ class Reader:
             return []
         ranges = [SHARE if row.unit == "fraction" else ANYWHERE if row.log else row.within for row, _ in rows]
         each = zip(rows, values, intervals(np.stack(values), self.groups, ranges), strict=True)
-        return [
-            power(row.blank, float(x[0]), ends) if row.log else self._known(row, float(x[0]), ends)
-            for (row, _), x, ends in each
-        ]
-
-    def _known(self, row: Formula, value: float, ends: Ends | None) -> Number:
-        if row.counts and value in (0.0, 1.0) and ends == (value, value):
-            # seen of no sequence, or of every one: up to about 3.7 / sequences may have been missed
-            missed = 1 - 0.025 ** (1 / self.sum("sequences"))
-            ends = (0.0, missed) if value == 0 else (1 - missed, 1.0)
-        return known(row.blank, value, ends)
+        found = []
+        for (row, _), x, ends in each:
+            value = float(x[0])
+            if row.counts and value in (0.0, 1.0) and ends == (value, value):
+                # seen of no sequence, or of every one: up to about 3.7 / sequences may have been missed
+                missed = 1 - 0.025 ** (1 / self.sum("sequences"))
+                ends = (0.0, missed) if value == 0 else (1 - missed, 1.0)
+            found.append((power if row.log else known)(row.blank, value, ends))
+        return found
 
 
 def missing(row: Formula, columns: list[str]) -> Number:
@@ -286,10 +276,8 @@ def known(blank: Number, value: float, ends: Ends | None = None) -> Number:
     if not math.isfinite(value):
         nothing = "undefined for this dump (nothing to average over)"
         return replace(blank, unknown=nothing if math.isnan(value) else "overflows float64")
-    over = ends is not None and LARGEST in (-ends[0], ends[1])
-    return replace(
-        blank, value=value, interval=ends, note="its 95% interval overflows float64" if over else None
-    )
+    note = "its 95% interval overflows float64" if ends and LARGEST in (-ends[0], ends[1]) else None
+    return replace(blank, value=value, interval=ends, note=note)
 
 
 def power(blank: Number, log: float, ends: Ends | None) -> Number:
@@ -298,9 +286,9 @@ def power(blank: Number, log: float, ends: Ends | None) -> Number:
         return known(blank, log)
     value, *both = (math.exp(x) if x < math.log(LARGEST) else LARGEST for x in (log, *(ends or ())))
     found = known(blank, value, (both[0], both[1]) if both else None)
-    return (
-        found if value < LARGEST else replace(found, value=None, log10=log / math.log(10), unknown=OVERFLOWS)
-    )
+    if value >= LARGEST:
+        found = replace(found, value=None, log10=log / math.log(10), unknown=OVERFLOWS)
+    return found
 
 
 # ---------------------------------------------------------------- two numbers
@@ -313,8 +301,7 @@ ROUNDING = 1e-12
 
 def less(one: Array, other: Array, like: Number, groups: Groups, text: str) -> Number:
     """Subtract numbers, [1+B] with their replicates; `like` has the unit, `text` is the formula."""
-    blank = Number(unit=like.unit, over=like.over, formula=text)
-    return _paired(subtracted(one, other), blank, groups, ANYWHERE)
+    return _paired(subtracted(one, other), Number(unit=like.unit, over=like.over, formula=text), groups)
 
 
 def subtracted(one: Array, other: Array) -> Array:
@@ -346,7 +333,7 @@ def compared(one: Array, other: Array) -> Array:
     return np.where(subtracted(one, other) == 0, 0.0, np.log(one / other))
 
 
-def _paired(values: Array, blank: Number, groups: Groups, within: Range) -> Number:
+def _paired(values: Array, blank: Number, groups: Groups, within: Range = ANYWHERE) -> Number:
     value = float(values[0])
     if not math.isfinite(value):
         return replace(blank, unknown="one of the two is not known")

@@ -311,7 +311,7 @@ SUBSET = (
 
 
 def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Preset]]) -> State:
-    """Add up what one preset of each pair drops and the other keeps, both ways, and keep examples.
+    """Add up what the first preset of each pair drops and the second keeps, and keep examples.
 
     A token is dropped if it is rejected, vetoed or of weight 0, a sequence if all its tokens are.
     """
@@ -344,7 +344,7 @@ def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Pr
         return weighted
 
     add(EVERY, tokens=np.ones(batch.tokens, np.bool_), sequences=runs.filled)
-    for ours, theirs in _ways(pairs):
+    for ours, theirs in pairs:
         name, mine = f"{ours.name}>{theirs.name}", kept(ours)
         lost, sizes = kept(theirs) & ~mine, np.nan_to_num(total)
         many = runs.count(lost)
@@ -358,37 +358,24 @@ def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Pr
     return State(tables={"drops": Table.of(columns, buckets)}, records=records)
 
 
-def _ways(pairs: Sequence[tuple[Preset, Preset]]) -> list[tuple[Preset, Preset]]:
-    """Return who drops and who keeps: of each pair the second drops, then the first."""
-    return [way for one, other in pairs for way in ((other, one), (one, other))]
-
-
 def dropped(state: State, seed: int, pairs: Sequence[tuple[Preset, Preset]]) -> dict[str, Any]:
-    """Read what each preset drops that the other keeps, beside all there is: fields of a `Comparison`."""
+    """Read what presets drop that others keep, beside all there is: fields of a `Comparison`."""
     reader, drops = Reader.of(state.tables["drops"], seed, state.many), list[Drops]()
 
     def subset(name: str, unit: str) -> Subset:
-        prefix = f"{name}|{unit}."
-        share = Formula(
-            "share", f"share of all {unit}", lambda get: get("count") / get(unit), "fraction", unit
-        )
-        numbers = {share.name: reader.number(share, prefix)}
+        prefix, of = f"{name}|{unit}.", mean("count", unit)
+        numbers = {
+            "share": reader.number(Formula("share", f"share of all {unit}", of, "fraction", unit), prefix)
+        }
         for row in (replace(row, over=f"these {unit}") for row in SUBSET):
             lacking = ["rewards" if row.name == "reward" else "advantages"]
             there = prefix + row.name in reader.drawn
             numbers[row.name] = reader.number(row, prefix) if there else missing(row, lacking)
         return Subset(count=round(reader.sum(f"{prefix}count")), numbers=numbers)
 
-    for ours, theirs in _ways(pairs):
+    for ours, theirs in pairs:
         name = f"{ours.name}>{theirs.name}"
         examples = state.records[f"drops.{name}"].read(LostSequence)
-        tokens, sequences = subset(name, "tokens"), subset(name, "sequences")
-        one = Drops(
-            dropped_by=ours.name, kept_by=theirs.name, tokens=tokens, sequences=sequences, examples=examples
-        )
-        drops.append(one)
-    return {
-        "all_tokens": subset(EVERY, "tokens"),
-        "all_sequences": subset(EVERY, "sequences"),
-        "drops": drops,
-    }
+        both = {unit: subset(name, unit) for unit in ("tokens", "sequences")}
+        drops.append(Drops(dropped_by=ours.name, kept_by=theirs.name, examples=examples, **both))
+    return {f"all_{unit}": subset(EVERY, unit) for unit in ("tokens", "sequences")} | {"drops": drops}

@@ -33,7 +33,6 @@ from offpol_diag.core import (
     readout,
     tails,
 )
-from offpol_diag.core.breakdowns import PREFIXES
 from offpol_diag.core.formulas import batch_cut
 from offpol_diag.core.gap import Tokens
 from offpol_diag.core.kept_rows import Sample
@@ -245,7 +244,7 @@ class Observe:
             tokens = Tokens.of(batch, cut, device)
             started = preset_numbers.columns(tokens, presets)  # a GPU computes them while the host goes on
         host = tokens if device == CPU else Tokens.of(batch, cut)
-        columns, states, n = host.counts | gap.rewards(host), [State.of_groups(groups)], host.sequences.n
+        columns, states, n = {**host.counts}, [State.of_groups(groups)], host.sequences.n
         ranges = {"length": extremes(n), "response": extremes(n + batch.masked)}
         main = host.terms(study.main)
         for terms in (main, *map(host.terms, study.drifts[1:])):
@@ -267,7 +266,10 @@ class Observe:
         states.append(preset_numbers.observe(of_presets, presets, buckets, batch.steps))
         every = [preset for preset in presets if preset not in study.normalised]
         columns |= preset_numbers.of_presets(of_presets, every)
-        tables |= {"dump": Table.of(columns, buckets), PREFIXES: breakdowns.prefixes(main, buckets)}
+        tables |= {
+            "dump": Table.of(columns, buckets),
+            breakdowns.PREFIXES: breakdowns.prefixes(main, buckets),
+        }
         if study.by_step:
             tables["steps"] = Table.of(columns, buckets, batch.steps)
         counts = {"masked": np.array([batch.masked.sum()], np.float64)}

@@ -239,7 +239,7 @@ ROWS = (
 )
 """Numbers of weights and of what is kept."""
 
-_OWN = "Σ w L / tokens not rejected, or all tokens where rejected ones stay (token-mean)"
+_OWN = "Σ w L / tokens not rejected, or all where rejected ones stay (token-mean)"
 LOSSES = (
     _mean("pg_loss", "Σ w L / tokens not rejected (token-mean)", "loss"),
     _mean("pg_loss_kept", "Σ w L / all tokens (token-mean, rejected tokens stay)", "loss", "tokens"),

@@ -136,13 +136,9 @@ class Table:
         distinct = {id(x): x for x in columns.values()}
         line = {key: at for at, key in enumerate(distinct)}
         lines = {name: line[id(x)] for name, x in columns.items()}
-        where: Array
-        if places is None:
-            where = np.full(len(buckets), "", object)
-        elif isinstance(places, np.ndarray):
-            where = places
-        else:
-            where = np.array(places, np.int64 if width else object)
+        where: Array = np.full(len(buckets), "", object)
+        if places is not None:
+            where = places if isinstance(places, np.ndarray) else np.array(places, object)
         if kind == "sums":  # one column after the other: side by side they take five times as long
             order, first = _sorted(where, buckets)
             at = np.empty(len(order), np.int64)
@@ -164,8 +160,7 @@ class Table:
         if self.width != other.width:
             width = max(self.width, other.width)
             return self._wider(width).merge(other._wider(width))
-        same = np.array_equal(self.buckets, other.buckets) and np.array_equal(self.places, other.places)
-        if same:
+        if np.array_equal(self.buckets, other.buckets) and np.array_equal(self.places, other.places):
             return replace(self, values=self._adding(self.values, other.values))
         places, buckets, values = (
             np.concatenate((getattr(self, name), getattr(other, name)), axis=-1)
@@ -217,13 +212,6 @@ class Table:
         found: list[Any] = np.unique(self.places).tolist()
         return found
 
-    def at(self, place: object) -> Table:
-        """Return the rows of one place."""
-        here = self.places == place
-        return replace(
-            self, places=self.places[here], buckets=self.buckets[here], values=self.values[:, here]
-        )
-
     def by_place(self) -> dict[Any, Table]:
         """Return the rows of each place, rising."""
         changes = np.flatnonzero(self.places[1:] != self.places[:-1]) + 1
@@ -231,20 +219,12 @@ class Table:
         each = (replace(self, places=p, buckets=b, values=v) for p, b, v in zip(*parts, strict=True))
         return {one.labels[0]: one for one in each if len(one.places)}
 
-    def named(self, x: Array) -> dict[str, Array]:
-        """Return name → its line of x [C, ...]."""
-        return {name: x[line] for name, line in self.lines.items()}
-
     def sums(self) -> dict[str, float]:
         """Return name → the sum over all rows."""
-        return {name: x.item() for name, x in self.named(self._added(None)).items()}
+        return {name: x.item() for name, x in self.drawn(None).items()}
 
-    def drawn(self, seed: int) -> dict[str, Array]:
-        """Return name → the sum over all rows and its replicates, [1+B]."""
-        return self.named(self._added(seed))
-
-    def _added(self, seed: int | None) -> Array:
-        """Add up rows, and rows as often as their buckets are drawn: [C, 1 (+ B)]."""
+    def drawn(self, seed: int | None) -> dict[str, Array]:
+        """Return name → the sum over all rows and, with a seed, its replicates, [1+B]."""
         values, top = self.values, np.zeros((1, 1))
         if self.kind == "logs":
             top = np.maximum(values.max(axis=1, initial=-np.inf, keepdims=True), -1e300)
@@ -258,7 +238,7 @@ class Table:
         if self.kind == "logs":
             with np.errstate(divide="ignore"):
                 result = np.log(result) + top
-        return result
+        return {name: result[line] for name, line in self.lines.items()}
 
 
 def _sorted(places: Array, buckets: Array) -> tuple[Array, Array]:

@@ -76,11 +76,11 @@ class Study:
 
     @cached_property
     def pairs(self) -> tuple[tuple[Preset, Preset], ...]:
-        """Pairs of the preset compared against and each other preset; none where there are too many."""
-        if len(self.presets) > MOST_COMPARED:
-            return ()
+        """Who drops and who keeps: each preset and the one compared against, and the same turned round."""
         ours = [preset for preset in self.presets if preset.name == self.against]
-        return tuple((one, other) for one in ours for other in self.presets if other is not one)
+        pairs = [(other, one) for one in ours for other in self.presets if other is not one]
+        pairs = pairs if len(self.presets) <= MOST_COMPARED else []
+        return tuple(way for pair in pairs for way in (pair, pair[::-1]))
 
     @cached_property
     def cuts(self) -> tuple[tuple[Policy, Reject], ...]:
