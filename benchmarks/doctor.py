@@ -35,6 +35,7 @@ import offpol_diag
 from benchmarks import tables
 from offpol_diag.diagnosis.registry import CAUSES
 from offpol_diag.diagnosis.rows import Rows
+from tests.faults import columns
 
 WORDS, PROMPT, LENGTH, PROMPTS, ANSWERS = 96, 8, 64, 20, 8
 HELD = "window"
@@ -260,7 +261,7 @@ def dumps(name: str, seed: int) -> Iterator[Dump]:
 
 def answered(dump: Dump, folder: Path) -> dict[str, Any]:
     """Diagnose a dump; return what is said of it, and the processor's seconds."""
-    table = pa.table(dump.rows.columns()).replace_schema_metadata({"offpol_diag": json.dumps(dump.said)})
+    table = pa.table(columns(dump.rows)).replace_schema_metadata({"offpol_diag": json.dumps(dump.said)})
     pq.write_table(table, folder / "d.parquet")
     began = time.process_time()
     found = offpol_diag.doctor(str(folder / "d.parquet"), device="cpu", threads=1).diagnosis

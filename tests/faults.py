@@ -182,3 +182,14 @@ def joined(parts, **columns):
     found["group_id"] = [f"{i}-{one}" for i, part in enumerate(parts) for one in part["group_id"]]
     many = [len(part["group_id"]) for part in parts]
     return found | {name: np.repeat(values, many).tolist() for name, values in columns.items()}
+
+
+def columns(rows):
+    """Return the columns of a dump of these `Rows`, a list or scalar per sequence, unmasked."""
+    names = {"q": "rollout_log_probs", "p": "old_log_probs", "ids": "token_ids", "entropy": "entropy"}
+    lists = {
+        name: [part.tolist() for part in np.split(x, rows.starts[1:-1])]
+        for key, name in names.items()
+        if (x := getattr(rows, key)) is not None
+    }
+    return {**lists, **rows.scalars}

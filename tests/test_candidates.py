@@ -49,12 +49,11 @@ def made(
     versions=False,
     ids=True,
     outliers=0.0,
-    along=0.0,
 ):
     """Diagnose a dump with noise of size · (1 − π) in log π, a share `common` of it by kind of token.
 
     `by_lag` and `by_step` multiply the size of a row; `lags` are repeated over the rows. `outliers` is the
-    share of tokens that are off by 0.7, `along` moves the log-probs along the advantages.
+    share of tokens that are off by 0.7.
     """
     chance = np.random.default_rng(5)
     shape = (S, TOKENS)
@@ -73,15 +72,13 @@ def made(
     delta = wide * (np.sqrt(common) * shift + np.sqrt(1 - common) * chance.normal(size=shape)) - wide**2 / 2
     far = chance.random(shape) < outliers
     delta = np.where(far, np.where(chance.random(shape) < 1 / (1 + np.exp(0.7)), 0.7, -0.7), delta)
-    advantages = chance.normal(size=S)
     columns = {
         "rollout_log_probs": list(q),
-        "old_log_probs": list(np.minimum(q + delta + along * advantages[:, None] * -np.expm1(q), -1e-6)),
+        "old_log_probs": list(np.minimum(q + delta, -1e-6)),
         "group_id": np.arange(S) // ANSWERS,
         "step": step,
     }
     columns |= {"token_ids": list(kind)} if ids else {}
-    columns |= {"advantages": advantages} if along else {}
     if lag is not None and versions:
         columns |= {"train_version": np.full(S, 9), "rollout_version": 9 - lag}
     elif lag is not None:
@@ -169,8 +166,6 @@ OPEN = {
     "growth at lag 2": (["stale"], {**GROWS, "lags": [2]}),
     "growth, and fp8": (["quantized_rollout", "stale"], {**GROWS, "provenance": FP8}),
     "a saw-tooth": (["weights_not_synced"], {"steps": 8, "by_step": SAW}),
-    "a trainer that moved along its advantages": (["stale"], {"along": 0.1}),
-    "moved, and fp8": (["quantized_rollout", "stale"], {"along": 0.1, "provenance": FP8}),
     "outliers": (["moe_outliers"], {"size": 0.02, "outliers": 0.01, "ids": False}),
     "a usual token at rounding, and K3 not": (
         ["moe_outliers"],
@@ -238,11 +233,6 @@ def test_e_of_r_is_off_only_by_more_than_rounding_beyond_its_wider_interval_and_
     ratio, off
 ):
     assert decide.off_centre(ratio) is off
-
-
-def test_a_trainer_that_moved_along_its_advantages_is_evidence_and_no_name(tmp_path):
-    first = made(tmp_path, along=0.1).candidates[0]
-    assert first.for_[0].startswith("The trainer has moved along its advantages")
 
 
 def test_the_sampling_is_the_logged_one_only_where_that_could_be_tested(tmp_path):

@@ -50,7 +50,7 @@ def healthy(seed):
 def diagnosed(rows, path):
     """Write rows as a dump, with what their metadata records, and diagnose it."""
     said = {part.split(": ")[0]: part.split(": ")[1] for part in rows.known.recorded if part}
-    table = pa.table(rows.columns()).replace_schema_metadata({"offpol_diag": json.dumps(said)})
+    table = pa.table(faults.columns(rows)).replace_schema_metadata({"offpol_diag": json.dumps(said)})
     pq.write_table(table, path)
     return analyze([str(path)], presets=()).diagnosis
 

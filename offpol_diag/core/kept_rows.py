@@ -155,8 +155,6 @@ ROOM = 1 << 18
 EACH = 24
 STEPS = 128
 """Steps that share a sample evenly. Of more, those that differ by a multiple of it have one share."""
-IN_PROMPT = "in_prompt"
-"""Whether the id of a token occurs in its prompt."""
 PLACE = "place_in_group"
 """Index of a sequence among those of its group, in the order in which they were read."""
 
@@ -175,7 +173,7 @@ class Sample:
         rows: step modulo `STEPS`, hash of the group, hash of the sequence, length, and width (the length with
             masked tokens) of each sequence, [5, S] int64.
         values: q and p (log π_rollout and log π_train, nats), position, turn (its index in the sequence), and
-            of token_ids, entropy, reference, sign (of the advantage, plus 1) and in_prompt what the dump has;
+            of token_ids, entropy, reference and sign (of the advantage, plus 1) what the dump has;
             of all sequences, [T].
         scalars: per-sequence columns by name, rewards among them, S values each.
         costs: what all sequences of each step would take, kept or not, [STEPS] int64.
@@ -247,18 +245,14 @@ class Sample:
 
     @property
     def _digested(self) -> Sample:
-        """The same with digests of prompts, equal for equal ones only, and with `IN_PROMPT`."""
-        prompts, values = self.scalars.get(PROMPT_IDS), self.values
+        """The same with digests of prompts, equal for equal ones only."""
+        prompts = self.scalars.get(PROMPT_IDS)
         if prompts is None:
             return self
         digests = [
             x if x is None else blake2b(x.astype(np.int64).tobytes()).hexdigest()[:16] for x in prompts
         ]
-        if "token_ids" in values and prompts:
-            each = zip(np.split(values["token_ids"], np.cumsum(self.lengths)[:-1]), prompts, strict=True)
-            known = [np.isin(ids, () if prompt is None else prompt) for ids, prompt in each]
-            values = values | {IN_PROMPT: np.concatenate(known)}
-        return replace(self, values=values, scalars=self.scalars | {PROMPT_IDS: digests})
+        return replace(self, scalars=self.scalars | {PROMPT_IDS: digests})
 
     def read(self) -> Sample:
         """Return the sample, in the order of the sequences' hashes, with plain numbers and texts as scalars.

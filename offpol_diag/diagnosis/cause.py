@@ -10,24 +10,31 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from importlib.resources import files
 from inspect import cleandoc
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from offpol_diag.diagnosis.rows import Flags, Rows
 from offpol_diag.diagnosis.seen import Seen
 
+TRAINERS = {"verl": "verl", "trl": "TRL", "slime": "slime", "nemo-rl": "NeMo-RL"}
+"""Key in data/causes.toml → what the trainer is called."""
+SAID = tomllib.loads(files("offpol_diag").joinpath("data", "causes.toml").read_text(encoding="utf-8"))
 
-@dataclass(frozen=True)
-class Thread:
+
+class Thread(NamedTuple):
     """Public threads about one event: `owner/repository#number`, what was seen, and what it came from."""
 
-    at: tuple[str, ...]
+    at: list[str]
     symptom: str
     cause: str = ""
+
+
+HALFWAY = 0.5
+"""Share of the way to the level of the other tokens that a repair has to go: of six misleading answers to
+dumps that no rule had been written on, five named a repair that changed nothing."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +45,7 @@ class Found:
         cause: which.
         evidence: the numbers that say it, in words.
         rows: the rows in which it was found, T tokens of S sequences.
-        tokens: flags of the tokens concerned, [T].
-        sequences: flags of the sequences concerned, [S].
+        tokens, sequences: flags of those concerned, [T] and [S].
         repaired: the rows with the fault undone, or without the tokens concerned; None if no repair is known.
         exact: whether the evidence is a count and needs no interval.
         approximate: whether the repair is approximate.
@@ -71,27 +77,17 @@ class Found:
         """Ids of the sequences concerned."""
         return {x for x, here in zip(self.rows.column("sequence_id"), self.sequences, strict=True) if here}
 
-    def within(self, names: set[Any]) -> bool:
-        """Return whether most of the sequences concerned are these."""
-        return len(self.names & names) > len(self.names) / 2
-
     @property
     def helps(self) -> bool:
         """Whether the repair brings the tokens concerned at least halfway to the K3 of the others.
 
-        Where it concerns every token, it must fall by half. What is counted needs no repair to be
-        true.
+        Where it concerns every token, it must fall by half. What is counted needs no repair to be true.
         """
         if self.repaired is None or self.exact or not self.repaired.tokens:
             return True
         others = self.rows.k3_cut[~self.tokens]
-        target = float(others.mean()) if len(others) else 0.0
-        return float(self.repaired.k3_cut.mean()) <= HALFWAY * (float(self.rows.k3_cut.mean()) + target)
-
-
-HALFWAY = 0.5
-"""Share of the way to the level of the other tokens that a repair has to go: of six misleading answers to
-dumps that no rule had been written on, five named a repair that changed nothing."""
+        before, target = float(self.rows.k3_cut.mean()), float(others.mean()) if len(others) else 0.0
+        return float(self.repaired.k3_cut.mean()) <= HALFWAY * (before + target)
 
 
 class Cause:
@@ -149,13 +145,12 @@ class Cause:
     @property
     def settings(self) -> Mapping[str, str]:
         """Trainer → how its own settings and columns confirm it."""
-        return {name: _said().get(self.id, {})[name] for name in TRAINERS if name in _said().get(self.id, {})}
+        return {name: text for name, text in SAID.get(self.id, {}).items() if name in TRAINERS}
 
     @property
     def threads(self) -> tuple[Thread, ...]:
         """Public threads of which it became known as the cause."""
-        rows = _said().get(self.id, {}).get("threads", [])
-        return tuple(Thread(tuple(one["at"]), one["symptom"], one.get("cause", "")) for one in rows)
+        return tuple(Thread(**one) for one in SAID.get(self.id, {}).get("threads", ()))
 
     def look(self, rows: Rows) -> Found | None:
         """Look for it in rows that are mended of what was found before; None if it is not there."""
@@ -186,13 +181,3 @@ class Cause:
         return Found(
             self, evidence, rows, tokens, rows.sum(tokens) > 0, **{"repaired": rows.keep(~tokens)} | rest
         )
-
-
-TRAINERS = {"verl": "verl", "trl": "TRL", "slime": "slime", "nemo-rl": "NeMo-RL"}
-"""Key in data/causes.toml → what the trainer is called."""
-
-
-@cache
-def _said() -> Mapping[str, Any]:
-    text = files("offpol_diag").joinpath("data", "causes.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)

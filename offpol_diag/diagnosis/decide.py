@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import compress
 
 import numpy as np
 
@@ -68,7 +67,9 @@ def diagnose(summary: Result, sample: Sample | None) -> Diagnosis:
     numbers = Evidence(summary)
     rows = replace(rows, known=_known(summary, numbers, rows))
     found, rest = search(rows)
-    found = found or [*in_a_group(rows)] or [*alone(rest)]
+    if not found:
+        alone = (in_a_group(rows), *(cause.look_alone(rest) for cause in CAUSES))
+        found = [one for one in alone if one is not None and one.helps][:1]
     bugs = [*_positive(summary), *map(_cause, found)]
     if bugs:
         causes = [*bugs, *map(_cause, _beside(found, rest))]
@@ -87,28 +88,25 @@ def _known(summary: Result, numbers: Evidence, rows: Rows) -> Known:
     small = least is not None and least <= HEALTHY_K3 and numbers.value("k3") <= HEALTHY_K3
     small = small or bool(rows.k3_cut.mean() <= HEALTHY_K3)  # a single outlier is an alert, not a verdict
     healthy = small and not numbers.value("f_2") > 2 * HEALTHY_K3
-    return Known(recorded(summary.dump.provenance), numbers.errors("surrogate_gain"), lowest, healthy)
+    return Known(recorded(summary.dump.provenance), lowest, healthy)
 
 
 def _lacking(rows: Rows, seen: Seen, candidates: list[str]) -> list[str]:
     """Return what cannot be decided for want of a column."""
-    machine = any(MACHINES.search(name.lower()) for name in rows.scalars)
-    weights = {"stale", "weights_not_synced"} & {*candidates}
+    weights, machine = "weights_not_synced" in candidates, any(map(MACHINES.search, rows.scalars))
     digests = all(None not in rows.column(name) for name in DIGESTS)
-    lacks = {
-        "raw log-probs in both columns beside a temperature or top-p: needs the column entropy": (
-            rows.entropy is None
+    lacks = (
+        (rows.entropy is None, "raw log-probs in both columns beside a temperature or top-p", "entropy"),
+        (rows.ids is None, "single tokens that are scored differently", "token_ids"),
+        (not seen.lags, "stale weights or weights that do not arrive", "policy_lag"),
+        (
+            (weights or "stale" in candidates) and not digests,
+            "whether the engine has the trainer's weights",
+            " and ".join(DIGESTS),
         ),
-        "single tokens that are scored differently: needs the column token_ids": rows.ids is None,
-        "stale weights or weights that do not arrive: needs the column policy_lag": not seen.lags,
-        f"whether the engine has the trainer's weights: needs the columns {' and '.join(DIGESTS)}": (
-            weights and not digests
-        ),
-        "whether one machine alone has other weights: needs the column host": (
-            "weights_not_synced" in weights and not machine
-        ),
-    }
-    return [question for question, lacking in lacks.items() if lacking]
+        (weights and not machine, "whether one machine alone has other weights", "host"),
+    )
+    return [f"{text}: needs the column{'s' * (' ' in name)} {name}" for lack, text, name in lacks if lack]
 
 
 # ---------------------------------------------------------------- what is found
@@ -142,44 +140,41 @@ def search(rows: Rows) -> tuple[list[Found], Rows]:
         if one.repaired is not None and one.repaired.tokens >= TOKENS // 4:
             rows = one.repaired
     whole = {name for one in found if one.id in MISALIGNED for name in one.names}
-    return [one for one in found if one.exact or one.id in MISALIGNED or not one.within(whole)], rows
+    kept = [
+        one.exact or one.id in MISALIGNED or len(one.names & whole) <= len(one.names) / 2 for one in found
+    ]
+    return list(compress(found, kept)), rows
 
 
-def in_a_group(rows: Rows) -> Iterator[Found]:
+def in_a_group(rows: Rows) -> Found | None:
     """Find what one group alone has: a cause in its sequences, or a mismatch larger than elsewhere."""
     group = GroupFault().look_alone(rows)
     if group is None:
-        return
+        return None
     without = rows.only(~group.sequences)
     others = {one.id for one in search(without)[0]}
     for one in search(rows.only(group.sequences))[0]:
         if one.id not in others:
             words = {**one.words, "after": "without these sequences"}
             rest = {"repaired": without, "exact": one.exact, "words": words, "where": group.where}
-            yield one.cause.of_sequences(one.evidence, rows, group.sequences, **rest)
-            return
-    yield group
+            return one.cause.of_sequences(one.evidence, rows, group.sequences, **rest)
+    return group
 
 
-def alone(rows: Rows) -> Iterator[Found]:
-    """Find the first cause that counts only where nothing else is found."""
-    looked = (one.look_alone(rows) for one in CAUSES)
-    yield from [one for one in looked if one is not None and one.helps][:1]
-
-
-def _positive(summary: Result) -> Iterator[Cause]:
-    """Yield the cause of log-probs above 0, which the reader counts."""
-    if summary.dump.above_0:
-        counts = [f"{many:,} of {name!r}" for name, many in summary.dump.above_0.items()]
-        yield Cause(
+def _positive(summary: Result) -> list[Cause]:
+    """Return the cause of log-probs above 0, which the reader counts."""
+    return [
+        Cause(
             id="sentinel",
             statement="A log-prob column holds positive values, which no log-probability can be.",
-            statistic=f"{' and '.join(counts)} are above 0, of {summary.dump.tokens:,} tokens",
+            statistic=f"{many:,} of {summary.dump.tokens:,} log-probs in {name!r} are above 0",
             violates="log-probs are at most 0",
             exact=True,
             confirm="look at the rows named in the note, in the trainer's tensors",
             fix="log log-softmax values of the sampled token, in float32",
         )
+        for name, many in summary.dump.above_0.items()
+    ]
 
 
 def _beside(bugs: list[Found], rest: Rows) -> list[Found]:
@@ -188,8 +183,7 @@ def _beside(bugs: list[Found], rest: Rows) -> list[Found]:
         return []  # of weights that do not arrive, the recorded lags are wrong
     mended = not any(one.approximate or one.repaired is None for one in bugs)
     able = ("stale", "quantized_rollout") if mended else ("stale",)
-    unmoved = replace(rest, known=replace(rest.known, moved=None))  # advantages are of the numbers as logged
-    return [one for cause in CAUSES if cause.id in able and (one := cause.look(unmoved))][:1]
+    return [one for cause in CAUSES if cause.id in able and (one := cause.look(rest))][:1]
 
 
 # ---------------------------------------------------------------- where no bug is found
@@ -243,8 +237,8 @@ def _undecided(seen: Seen, right: str, but: str) -> Diagnosis:
         but: what has to be explained, a clause.
     """
     found = fitting(seen)
-    ids, fit = [one.id for one in found], "one cause fits" if len(found) == 1 else f"{len(found)} causes fit"
-    fit = fit.replace("2", "two").replace("3", "three")
+    ids = [one.id for one in found]
+    fit = ("no cause fits", "one cause fits", "two causes fit", "three causes fit")[len(ids)]
     return Diagnosis(
         verdict="cannot_tell",
         headline=f"Cannot tell from this dump: {right}, but {but}; {fit}.",
@@ -294,50 +288,44 @@ def fitting(seen: Seen) -> list[CandidateCause]:
     return [said for _, said in sorted(found, key=lambda pair: pair[0])][:MOST]
 
 
-class Measurement(NamedTuple):
-    """A measurement, what each outcome would mean, and the candidates of one outcome."""
-
-    text: str
-    candidates: tuple[str, ...]
-
-
-SCORE_TWICE = Measurement(
+SCORE_TWICE = (
     "Score the same 64 responses twice with the trainer: if the two scorings differ as much, it is noise "
-    "of kernels, the router or dropout; if they are equal, engine and trainer compute different things.",
-    ("moe_outliers", "numerics"),
+    "of kernels, the router or dropout; if they are equal, engine and trainer compute different things."
 )
-WRITE_LAG = Measurement(
+WRITE_LAG = (
     "Write policy_lag (or rollout_version and train_version) into the next dump: with stale weights K3 "
     "rises with the lag and is as small as rounding at lag 0; with weights that do not arrive, or any "
-    "other cause, it is larger at lag 0 too.",
-    ("stale",),
+    "other cause, it is larger at lag 0 too."
 )
-AT_LAG_0 = Measurement(
+AT_LAG_0 = (
     "Write policy_lag for a step whose responses are sampled right after a sync, at lag 0: with stale "
-    "weights K3 is as small as rounding there; with any other cause it is larger there too.",
-    ("stale",),
+    "weights K3 is as small as rounding there; with any other cause it is larger there too."
 )
-IN_BF16 = Measurement(
+IN_BF16 = (
     "The same step with the engine in bf16, eager, without prefix cache: if K3 falls to rounding, it was "
-    "the precision or a kernel; if it stays, the weights or the texts differ.",
-    ("quantized_rollout", "numerics", "moe_outliers"),
+    "the precision or a kernel; if it stays, the weights or the texts differ."
 )
-CHECKSUM = Measurement(
+CHECKSUM = (
     "Score the same 64 responses twice, once by the engine as it runs and once by an engine that has "
     "just loaded the trainer's checkpoint: if only the second agrees with the trainer, the weights did "
-    "not arrive. Or write the digests of both sides' weights (docs/dumps.md) into the next dump.",
-    ("stale", "weights_not_synced"),
+    "not arrive. Or write the digests of both sides' weights (docs/dumps.md) into the next dump."
 )
+TELLS = {
+    WRITE_LAG: {"stale"},
+    AT_LAG_0: {"stale"},
+    IN_BF16: {"quantized_rollout", "numerics", "moe_outliers"},
+    CHECKSUM: {"stale", "weights_not_synced"},
+}
+"""Measurement, with what each outcome would mean → the candidates of one outcome."""
 
 
 def deciding(seen: Seen, first: str, *others: str) -> str:
     """Return the measurement that tells the first candidate from the second, or else from any other."""
     if seen.noise or seen.outlying:
-        return SCORE_TWICE.text
+        return SCORE_TWICE
     able = [WRITE_LAG] * (not seen.lags) + [AT_LAG_0] * seen.behind + [IN_BF16, CHECKSUM]
-    told = [one for rival in others for one in able if (first in one.candidates) != (rival in one.candidates)]
-    told += [one for one in able if first in one.candidates]
-    return told[0].text if told else ""
+    told = [one for rival in others for one in able if (first in TELLS[one]) != (rival in TELLS[one])]
+    return (told + [one for one in able if first in TELLS[one]] + [""])[0]
 
 
 # ---------------------------------------------------------------- as it is kept

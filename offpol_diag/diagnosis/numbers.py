@@ -41,15 +41,6 @@ class Evidence:
         """The train policy of the main gap."""
         return "current" if self.prefix else "old"
 
-    def errors(self, name: str) -> float | None:
-        """Return how many standard errors a metric lies above 0; None without an interval."""
-        from offpol_diag.core.intervals import Z  # a result is drawn without numpy
-
-        number = self.number(name)
-        if number.value is None or number.interval is None or number.interval[0] == number.interval[1]:
-            return None
-        return number.value / ((number.interval[1] - number.interval[0]) / (2 * Z))
-
     @property
     def few(self) -> bool:
         """Whether there is too little data for a verdict; that the mismatch is small needs fewer prompts."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offpol_diag.core.intervals import quantile
-from offpol_diag.core.kept_rows import IN_PROMPT, Sample
+from offpol_diag.core.kept_rows import Sample
 from offpol_diag.diagnosis.recorded import Recorded
 
 Floats = NDArray[np.float64]
@@ -32,13 +32,11 @@ class Known:
 
     Attributes:
         recorded: what the metadata says of the engine.
-        moved: standard errors by which cov(A, min(r, 2)) lies above 0, or None.
         synced: lower end of the interval of K3 at lag 0, or of all rows where no lag is recorded, nats.
         healthy: whether the mismatch is as small as rounding makes it, but for single tokens.
     """
 
     recorded: Recorded = field(default_factory=Recorded)
-    moved: float | None = None
     synced: float | None = None
     healthy: bool = False
 
@@ -56,7 +54,6 @@ class Rows:
         entropy: logged entropy of the train policy, or of the one that sampled, [T] nats, or None.
         scalars: name → other column of the sequences, S values each, None for null.
         reference: log-prob under the run's model, computed again by `rescore`, [T] nats, or None.
-        in_prompt: whether the id of a token occurs in its prompt, 0 or 1, [T], or None.
         turn: index of its turn (a run of tokens between holes of the mask) in its response, [T], or None.
         width: number of tokens of its row, masked ones and padding included, [T], or None.
         sign: 0 where the advantage is negative, 1 where it is 0, 2 where it is positive, [T], or None.
@@ -71,7 +68,6 @@ class Rows:
     entropy: Floats | None = None
     scalars: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     reference: Floats | None = None
-    in_prompt: Floats | None = None
     turn: Ints | None = None
     width: Ints | None = None
     sign: Floats | None = None
@@ -91,7 +87,6 @@ class Rows:
             None if entropy is None else np.clip(entropy, -LARGEST, LARGEST),
             {"sequence_id": [*range(len(sample.lengths))]} | sample.scalars,
             values.get("reference"),
-            values.get(IN_PROMPT),
             values["turn"],
             np.repeat(sample.rows[4], sample.lengths),
             values.get("sign"),
@@ -213,18 +208,8 @@ class Rows:
         """Return a scalar column, [S]; all None if the dump lacks it."""
         return list(self.scalars.get(name, [None] * self.sequences))
 
-    def columns(self) -> dict[str, list[Any]]:
-        """Return the columns of a dump of these rows, a list or scalar per sequence, unmasked."""
-        names = {"q": "rollout_log_probs", "p": "old_log_probs", "ids": "token_ids", "entropy": "entropy"}
-        lists = {
-            name: [part.tolist() for part in np.split(x, self.starts[1:-1])]
-            for key, name in names.items()
-            if (x := getattr(self, key)) is not None
-        }
-        return {**lists, **{name: list(column) for name, column in self.scalars.items()}}
 
-
-OF_TOKENS = ("q", "p", "position", "ids", "entropy", "reference", "in_prompt", "turn", "width", "sign")
+OF_TOKENS = ("q", "p", "position", "ids", "entropy", "reference", "turn", "width", "sign")
 """Attributes of `Rows` with a value for each token."""
 
 

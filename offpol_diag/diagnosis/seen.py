@@ -14,7 +14,6 @@ import numpy as np
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.recorded import TIMES, ceiling
 from offpol_diag.diagnosis.rows import (
-    SURE,
     Estimate,
     Rows,
     answered_again,
@@ -181,9 +180,8 @@ class Seen:
         course: levels by step, within one lag where the dump records lags.
         from_start: whether all is at a recorded lag of 0 and step 0 is as far off as any other. An adapter
             that is missing, and weights that do not arrive, are the trainer's own at step 0.
-        moved: whether the trainer has moved along its advantages since the tokens were sampled.
-        changes, same_weights: whether something by step, or that, points to weights of another step; and
-            whether nothing does, the lag included.
+        changes, same_weights: whether its change by step points to weights of another step; and whether
+            nothing does, the lag included.
         most: K3 at lag 0, nats, above which a number format excuses nothing: ten times what is published of
             it, and ten times the lowest level that the dump's own steps or hosts show in that format.
         inexcusable: whether K3 at lag 0 is beyond that.
@@ -216,8 +214,7 @@ class Seen:
         same = rows if lag is None else rows.only(column == lag)  # rows of one lag
         self.course = Course(same)
         self.from_start = self.in_sync and self.course.at_first
-        self.moved = (rows.known.moved or 0.0) > SURE
-        self.changes = self.moved or self.course.back or self.course.growth > 0
+        self.changes = self.course.back or self.course.growth > 0
         self.same_weights = not (self.behind or self.changes)
 
         self.most = ceiling(self.recorded)
@@ -258,11 +255,6 @@ EVIDENCE: dict[str, tuple[str, Callable[[Seen], bool]]] = {
     "flat over lag": (
         f"K3 does not rise with the lag: {{0.by_lag}}, {CUT}.",
         lambda seen: seen.over_lag <= FLAT,
-    ),
-    "moved": (
-        "The trainer has moved along its advantages: cov(A, min(r, 2)) is {0.rows.known.moved:.1f} standard "
-        "errors above 0.",
-        lambda seen: seen.moved,
     ),
     "grows": ("|Δ|/(1 − q) grows over the steps: {0.course.text}.", lambda seen: seen.course.growth > 0),
     "back": ("|Δ|/(1 − q) by step falls back to rounding: {0.course.text}.", lambda seen: seen.course.back),

@@ -34,7 +34,7 @@ class Stale(Cause):
     fix = "fewer steps between weight syncs"
     apart = {"weights_not_synced": "Weights that do not arrive are there at a recorded lag of 0."}
     statement = "Stale weights: the engine's are older than the trainer's."
-    speaks_for = ("behind", "moved", "grows", "wide", "shared")
+    speaks_for = ("behind", "grows", "wide", "shared")
     speaks_against = ("flat over lag", "noise", "at lag 0", "close")
 
     def fits(self, seen: Seen) -> bool:
@@ -72,7 +72,7 @@ class QuantizedRollout(Cause):
     blanks = {"recorded": "its metadata"}
     statement = "A quantised rollout: weights, activations or cache of few bits."
     speaks_for = ("quantised", "broad", "at lag 0")
-    speaks_against = ("partly", "plain", "grows", "moved", "wide", "shared", "noise", "close")
+    speaks_against = ("partly", "plain", "grows", "wide", "shared", "noise", "close")
 
     def fits(self, seen: Seen) -> bool:
         return seen.body.scale <= WIDELY and not seen.course.back
