@@ -417,8 +417,12 @@ MISTAKES: Sequence[tuple[Callable[..., Path], Callable[[Path], Path], str]] = [
     (file_of("rollout_data/13.pt", b""), as_it_is, "docs/trainers.md has a hook for each trainer"),
     (file_of("r.json", b"{}"), as_it_is, "r.json` draws a result"),
     (nemo_rl, cut_off, "line 8: not as NeMo-RL writes it"),
-    (nemo_rl, changed(drop("input_lengths"), 2), "line 3: no field 'input_lengths'"),
-    (nemo_rl, changed(drop("token_loss_mask"), 0), "line 1: no field 'token_loss_mask'"),
+    (
+        nemo_rl,
+        changed(drop("input_lengths"), 2),
+        "line 3: not as NeMo-RL writes it (no field 'input_lengths')",
+    ),
+    (nemo_rl, changed(drop("token_loss_mask"), 0), "(no field 'token_loss_mask')"),
     (
         nemo_rl,
         changed(put(prev_logprobs=[["a"]]), 2),
@@ -430,7 +434,7 @@ MISTAKES: Sequence[tuple[Callable[..., Path], Callable[[Path], Path], str]] = [
     (prime_rank, cut_off, "line 4: not as prime-rl writes it"),
     (prime_rank, changed(put(trainer_logprobs=3), 2), "(trainer_logprobs is no list"),
     (slime, of_torch(put(samples=["a"])), "13.pt: not as slime writes it"),
-    (slime, of_sample(3, drop("loss_masks")), "sample 43: no field 'loss_masks'"),
+    (slime, of_sample(3, drop("loss_masks")), "sample 43: not as slime writes it (no field 'loss_masks')"),
     (slime, of_sample(0, drop("log_probs")), "no column holds old_log_probs or current_log_probs"),
     (
         slime,

@@ -71,15 +71,14 @@ class Files:
 @contextmanager
 def explained(files: Files, trainer: str) -> Iterator[None]:
     """Turn what a record or a file that is damaged, or of another version, raises into one error."""
-    hint = "was the file changed, or cut off? see docs/trainers"
     try:
         yield
     except DumpError:
         raise
-    except KeyError as error:
-        raise DumpError(f"{files.where}: no field {error}, which {trainer} writes", hint) from error
     except Exception as error:  # of any type: a damaged pickle raises what its instructions meet
         said = " ".join(str(error).split())[:200] or type(error).__name__
+        said = f"no field {said}" if isinstance(error, KeyError) else said
+        hint = "was the file changed, or cut off? see docs/trainers"
         raise DumpError(f"{files.where}: not as {trainer} writes it ({said})", hint) from error
 
 

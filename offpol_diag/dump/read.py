@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, count, groupby
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,7 @@ from offpol_diag.errors import DumpError
 from offpol_diag.printable import cleaned
 
 Progress = Callable[[int], None]
+IGNORED: Progress = lambda rows: None  # noqa: E731
 Placed = tuple[str, Ints, pa.RecordBatch]
 """File and row group of a table, the number of each row in the file, and the table."""
 READ_ERRORS = (pa.ArrowException, OSError, ValueError)
@@ -44,10 +46,16 @@ RECYCLED = (32 << 20) - (64 << 10)
 MOST_SHARDS = 4096
 MOST_DESCRIBED, SMALL, FEW = 16, 64, 256
 """Most columns without a role that are read, mean bytes of their texts, and tokens looked at for that."""
-FINITE: Any = dict.fromkeys(
-    ("parse_constant", "parse_float"), lambda x: y if math.isfinite(y := float(x)) else None
-)
-"""How JSON is read of which a result is made: it holds no infinity, and 1e999 is one."""
+
+
+class Group(NamedTuple):
+    """A row group: its number, that of its first row, rows, uncompressed bytes, log-probs of the rollout."""
+
+    at: int
+    first: int
+    rows: int
+    size: int
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class File:
         partitions: hive partition column → value.
         columns: canonical name → its column; empty where it has no row.
         provenance: how the numbers were made, from the file's metadata.
-        groups: rows, uncompressed bytes, and log-probs of the rollout, of each row group.
+        groups: its row groups.
     """
 
     path: Location
@@ -67,7 +75,7 @@ class File:
     partitions: dict[str, pa.Scalar]
     columns: dict[str, str]
     provenance: dict[str, object]
-    groups: tuple[tuple[int, int, int], ...]
+    groups: tuple[Group, ...]
 
     @classmethod
     def of(cls, path: Location, words: Collection[str], given: Mapping[str, str]) -> File:
@@ -85,7 +93,9 @@ class File:
                     number = None if key in words or text is None else int(text)
                     own[key] = pa.scalar(text) if key in words else pa.scalar(number, pa.int64())
                     found = found.append(pa.field(key, own[key].type))
-            said = json.loads((metadata.metadata or {}).get(KEY, b"{}"), **FINITE)
+            said = json.loads(
+                (metadata.metadata or {}).get(KEY, b"{}"), parse_float=finite, parse_constant=finite
+            )
             groups = [metadata.row_group(at) for at in range(metadata.num_row_groups) if metadata.num_rows]
             leaves = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
         except READ_ERRORS as error:
@@ -94,30 +104,22 @@ class File:
         columns = schema.resolve(found, given, str(path)) if groups else {}
         rollout = f"{columns.get(schema.ROLLOUT)}."
         leaf = next((at for at, name in enumerate(leaves) if f"{name}.".startswith(rollout)), 0)
-        sizes = (
-            (x.num_rows, x.total_byte_size, max(x.column(leaf).num_values, x.num_rows, 1)) for x in groups
-        )
-        return cls(path, found, own, columns, said if isinstance(said, dict) else {}, tuple(sizes))
+        made, first = list[Group](), 0
+        for at, x in enumerate(groups):
+            tokens = max(x.column(leaf).num_values, x.num_rows, 1)
+            made.append(Group(at, first, x.num_rows, x.total_byte_size, tokens))
+            first += x.num_rows
+        return cls(path, found, own, columns, said if isinstance(said, dict) else {}, tuple(made))
 
 
-class Group(NamedTuple):
-    """A row group: its file, its number there, that of its first row, rows, uncompressed bytes, log-probs."""
-
-    file: File
-    at: int
-    first: int
-    rows: int
-    size: int
-    tokens: int
-
-
-def tables(groups: Sequence[Group], names: Sequence[str], most: int, progress: Progress) -> Iterator[Placed]:
-    """Yield the rows of row groups of one file in order, in tables of even size and about `most` tokens.
+def tables(
+    file: File, groups: Iterable[Group], names: Sequence[str], most: int, progress: Progress = IGNORED
+) -> Iterator[Placed]:
+    """Yield the rows of row groups of a file in order, in tables of even size and about `most` tokens.
 
     Raises:
         DumpError: the file cannot be read, in Arrow's words.
     """
-    file = groups[0].file
     where, row = str(file.path), 0
     try:
         parquet = opened(file.path)
@@ -136,6 +138,11 @@ def tables(groups: Sequence[Group], names: Sequence[str], most: int, progress: P
         hint = "the file is damaged, or memory is short: copy it again, or dump it in smaller row groups"
         what = f"{where}, from row {row} on: the data cannot be read ({first_line(error)})"
         raise DumpError(what, hint) from error
+
+
+def finite(text: str) -> float | None:
+    """Read a number of JSON; infinity, which 1e999 is too, and NaN are null, as a result holds none."""
+    return float(text) if math.isfinite(float(text)) else None
 
 
 def opened(path: Location) -> pq.ParquetFile:
@@ -186,7 +193,7 @@ class Dump:
     """A dump with validated files, columns and types; its values are checked as they are read.
 
     Attributes:
-        groups: the row groups that are read.
+        groups: the row groups that are read, with their files.
         plan: what is read of each row.
         skip: whether bad rows are left out.
         batch_tokens: tokens per batch, masked ones included.
@@ -198,7 +205,7 @@ class Dump:
     """
 
     info: DumpInfo
-    groups: list[Group]
+    groups: list[tuple[File, Group]]
     plan: Plan
     skip: bool
     batch_tokens: int
@@ -212,12 +219,12 @@ class Dump:
     @property
     def rows(self) -> int:
         """Rows of the files, bad ones included; tokens where a row is one."""
-        return sum(group.rows for group in self.groups)
+        return sum(group.rows for _, group in self.groups)
 
     @property
     def tokens(self) -> int:
         """Number of tokens, masked ones and one of each empty sequence included."""
-        return sum(group.tokens for group in self.groups)
+        return sum(group.tokens for _, group in self.groups)
 
     def shards(self, size: int) -> list[Dump]:
         """Divide the dump between row groups into dumps of about `size` uncompressed bytes.
@@ -225,16 +232,16 @@ class Dump:
         This depends on the dump alone. Shards can be read in another process and working directory. A dump of
         a row per token is one shard.
         """
-        size = max(size, sum(group.size for group in self.groups) // MOST_SHARDS)
-        found, held, before = list[Dump](), list[Group](), 0
-        for group in self.groups:
-            held.append(group)
-            if group is self.groups[-1] or (sum(x.size for x in held) >= size and not self.long):
+        size = max(size, sum(group.size for _, group in self.groups) // MOST_SHARDS)
+        found, held, before = list[Dump](), list[tuple[File, Group]](), 0
+        for pair in self.groups:
+            held.append(pair)
+            if pair is self.groups[-1] or (sum(x.size for _, x in held) >= size and not self.long):
                 found.append(replace(self, groups=held, seen=Seen(), folder=None, shard=True, before=before))
-                held, before = [], before + sum(x.rows for x in held)
+                held, before = [], before + sum(x.rows for _, x in held)
         return found
 
-    def batches(self, progress: Progress = lambda rows: None) -> Iterator[Batch]:
+    def batches(self, progress: Progress = IGNORED) -> Iterator[Batch]:
         """Yield the sequences as CPU float64 batches, in the order of the files; can be called repeatedly.
 
         A batch has at most about `batch_tokens` tokens, or one sequence. `progress` is called with the number
@@ -291,14 +298,12 @@ class Dump:
         what = f"{name}: no token is left in {self.seen.rows} rows"
         raise DumpError(what, hint if mask else "every list is empty; check the writer")
 
-    def read(
-        self, names: Sequence[str] | None, most: int, progress: Progress = lambda rows: None
-    ) -> Iterator[Rows]:
+    def read(self, names: Sequence[str] | None, most: int, progress: Progress = IGNORED) -> Iterator[Rows]:
         """Yield the rows with some columns (None: all), at most `most` tokens or one row at once."""
         number, seen, rollout = self.before, set[object](), self.plan.columns[schema.ROLLOUT]
-        for file, groups in groupby(self.groups, lambda group: group.file):
+        for file, pairs in groupby(self.groups, itemgetter(0)):
             there = [name for name in names or file.schema.names if name in file.schema.names]
-            placed = tables([*groups], there, most, progress)
+            placed = tables(file, (group for _, group in pairs), there, most, progress)
             placed = gathered(placed, self.plan.columns, str(file.path), seen) if self.long else placed
             for where, row, table in placed:
                 lengths = pc.list_value_length(table.column(rollout)).fill_null(0).to_numpy()
@@ -346,11 +351,6 @@ def open_dump(
     filled = [one for one in read if one.groups]
     if not filled:
         raise DumpError(f"{named(files)}: the dump is empty: it has no row", "was its writer closed?")
-    groups = list[Group]()
-    for one in filled:
-        first_rows = accumulate((rows for rows, _, _ in one.groups), initial=0)
-        each = zip(count(), first_rows, one.groups, strict=False)
-        groups += [Group(one, at, row, *sizes) for at, row, sizes in each]
     first = filled[0]
     found, long = dict(first.columns), schema.is_long(first.schema, given)
     known = {name for name in schema.LABELS if name in found}
@@ -378,6 +378,7 @@ def open_dump(
         ignored=tuple(name for name in there if name not in {*plan.names, *schema.RESCORED}),
         prompts=found.get(schema.PROMPT_IDS, ""),
     )
+    groups = [(one, group) for one in filled for group in one.groups]
     return Dump(info, groups, plan, on_bad_row == "skip", max(1, batch_tokens), long=long)
 
 
@@ -405,9 +406,7 @@ def _described(read: Sequence[File], used: Collection[str]) -> tuple[str, ...]:
             found[one.name] = text
     if texts := [name for name, text in found.items() if text]:
         with suppress(DumpError):  # which reading will find
-            _, _, table = next(
-                tables([Group(read[0], 0, 0, *read[0].groups[0])], texts, FEW, lambda rows: None)
-            )
+            _, _, table = next(tables(read[0], read[0].groups, texts, FEW))
             for name in texts:
                 if (pc.mean(pc.binary_length(dense(table.column(name)))).as_py() or 0) > SMALL:
                     del found[name]

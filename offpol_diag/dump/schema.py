@@ -50,20 +50,31 @@ class Column:
         """Whether it can have a value per token."""
         return self.holds in ("tokens", "either")
 
-    @property
-    def kind(self) -> str:
-        """What its values are, in a word."""
-        if pt.is_int64(self.stored or T) and self.holds == "row":
-            return "number"
-        return {None: "value", T: "text", B: "0 or 1", F: "float", D: "number"}.get(self.stored, "integer")
+    def misfit(self, dtype: pa.DataType, long: bool) -> str:
+        """Return what it needs to hold, if a type is no such thing; a width never matters.
 
-    def takes(self, dtype: pa.DataType) -> bool:
-        """Return whether its values may have a type; a width never matters."""
-        if self.stored in (None, T):
-            return is_text(dtype) if self.stored else not pt.is_nested(dtype)
-        if pt.is_floating(dtype):
-            return self.kind != "integer"
-        return (pt.is_integer(dtype) and self.stored != F) or (pt.is_boolean(dtype) and self.stored in (B, D))
+        Null throughout will do for all but the rollout.
+        """
+        lists, either = is_list(dtype), self.holds == "either" and not long
+        inner = plain_type(dtype.value_type if lists else dtype)
+        listed = self.holds == "list" or (self.holds == "tokens" and not long) or (either and lists)
+        number = "fi" if self.stored == L and self.holds == "row" else "i"
+        takes, kind = {
+            None: ("fibt?", "value"),
+            T: ("t", "text"),
+            B: ("fib", "0 or 1"),
+            F: ("f", "float"),
+            D: ("fib", "number"),
+        }.get(self.stored, (number, "number" if number == "fi" else "integer"))
+        tests = {"f": pt.is_floating, "i": pt.is_integer, "b": pt.is_boolean, "t": is_text}
+        sort = next((x for x, fits in tests.items() if fits(inner)), "" if pt.is_nested(inner) else "?")
+        empty = pt.is_null(dtype) and self.name != ROLLOUT
+        if empty or (lists == listed and (pt.is_null(inner) or (sort and sort in takes))):
+            return ""
+        if either:
+            return "one number or a list of numbers per row"
+        several = "0 and 1" if self.stored == B else f"{kind}s"
+        return f"a list of {several} per row" if listed else f"one {kind} per row"
 
 
 ROLLOUT, OLD, CURRENT = "rollout_log_probs", "old_log_probs", "current_log_probs"
@@ -165,14 +176,12 @@ def is_text(dtype: pa.DataType) -> bool:
 
 def is_long(schema: pa.Schema, given: Mapping[str, str]) -> bool:
     """Return whether a row is a token: rollout log-probs are floats, and no token column holds lists."""
-    rollout, lists = False, False
+    found = dict[str, list[pa.DataType]]()
     for column in (one for one in TABLE if one.holds == "tokens"):
-        words = [given[word] for word in (column.name, column.short) if word in given]
-        names = [name for name in words or column.called(long=True) if schema.names.count(name) == 1]
-        types = [schema.field(name).type for name in names]
-        lists |= any(map(is_list, types))
-        rollout |= column.name == ROLLOUT and any(pt.is_floating(plain_type(one)) for one in types)
-    return rollout and not lists
+        names = [given[x] for x in (column.name, column.short) if x in given] or column.called(long=True)
+        found[column.name] = [schema.field(name).type for name in names if schema.names.count(name) == 1]
+    floats = any(pt.is_floating(plain_type(one)) for one in found[ROLLOUT])
+    return floats and not any(is_list(one) for types in found.values() for one in types)
 
 
 def assigned(names: Sequence[str], given: Mapping[str, str], file: str, long: bool = False) -> dict[str, str]:
@@ -217,25 +226,11 @@ def resolve(schema: pa.Schema, given: Mapping[str, str], file: str) -> dict[str,
     require(found, schema.names, file, long)
     for name, column in found.items():
         once(column, schema.names, file)
-        if needs := misfit(COLUMNS[name], schema.field(column).type, long):
+        if needs := COLUMNS[name].misfit(schema.field(column).type, long):
             what = f"{file}: column {column!r} holds {schema.field(column).type}, and {needs} is needed"
             hint = "write the column again in that type, or give the part to another column with --columns"
             raise DumpError(what, hint)
     return found
-
-
-def misfit(column: Column, dtype: pa.DataType, long: bool) -> str:
-    """Return what a column needs to hold, if it does not; null throughout will do for all but the rollout."""
-    lists, either = is_list(dtype), column.holds == "either" and not long
-    inner = plain_type(dtype.value_type if lists else dtype)
-    listed = column.holds == "list" or (column.holds == "tokens" and not long) or (either and lists)
-    empty = pt.is_null(dtype) and column.name != ROLLOUT
-    if empty or (lists == listed and (pt.is_null(inner) or column.takes(inner))):
-        return ""
-    if either:
-        return "one number or a list of numbers per row"
-    several = "0 and 1" if column.stored == B else f"{column.kind}s"
-    return f"a list of {several} per row" if listed else f"one {column.kind} per row"
 
 
 def require(

@@ -68,15 +68,14 @@ def find(sources: Sequence[str], endings: Sequence[str] = (PARQUET,)) -> list[Lo
         if not here:
             hint = f"a directory is searched for files named *{PARQUET}"
             raise DumpError(f"{clean(source)}: no file is there that can be read", hint)
-        for one in sorted(here, key=lambda one: by_number(one.shown)):
+        for one in sorted(here, key=by_number):
             found.setdefault(one.shown if one.store else str(Path(one.path).resolve()), one)
     return [*found.values()]
 
 
-def by_number(name: str) -> list[tuple[bool, int, str]]:
+def by_number(one: Location) -> list[str]:
     """Order names with their numbers by value, so that step_2 comes before step_10."""
-    parts = re.split(r"(\d+)", name)
-    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
+    return [part.zfill(20) if part.isdecimal() else part for part in re.split(r"(\d+)", one.shown)]
 
 
 def hidden(names: Iterable[str]) -> bool:
@@ -104,7 +103,7 @@ def _on_disk(source: str, endings: Sequence[str]) -> Iterator[Location]:
     for match in [path] if kind(path) else map(Path, glob(str(path), recursive=True)):  # noqa: PTH207
         if kind(match) == "device":
             raise DumpError(
-                f"{match}: a device or a pipe, no file", "Parquet is read from its end: name a file"
+                f"{match}: a device or a pipe, no file", "name a file, which is read from its end"
             )
         found = match.rglob("*") if kind(match) == "directory" else [match] * (path.name != "**")
         for one in found:
