@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from faults import Policy, anew, capped, colder, dump, joined
+from faults import Policy, anew, capped, colder, joined
 from faults import responses as sampled
 from scipy import stats
 
@@ -17,6 +20,8 @@ from offpol_diag.diagnosis.causes.boundary import Boundary
 from offpol_diag.diagnosis.causes.context import WrongContext
 from offpol_diag.diagnosis.causes.ids import SpecialToken
 from offpol_diag.diagnosis.rows import SURE, Rows, bound
+from offpol_diag.diagnosis.seen import systematic
+from tests import faults
 from tests.reading import analyze
 
 ROOT = Path(__file__).parent.parent
@@ -36,13 +41,15 @@ def columns(name):
     return found | {key: table[key] for key in ("step", "group_id", "policy_lag", "sequence_id")}
 
 
-def write(path, given, metadata=None):
-    pq.write_table(pa.table(given).replace_schema_metadata(metadata), path)
+def write(path, given, metadata=None, drop=("entropy", "sampled")):
+    table = pa.table(given)
+    kept = table.select([name for name in table.column_names if name not in drop])
+    pq.write_table(kept.replace_schema_metadata(metadata), path)
     return str(path)
 
 
 def diagnosed(tmp_path, given, **options):
-    return analyze([write(tmp_path / "d.parquet", given)], presets=(), **options).diagnosis
+    return analyze([write(tmp_path / "d.parquet", given, **options)], presets=()).diagnosis
 
 
 def bugs(found):
@@ -183,24 +190,14 @@ def test_a_kind_of_prompt_that_differs_threefold_is_no_fault_and_a_flagged_one_t
     assert bugs(diagnosed(tmp_path, far(given) | {"used": flags})) == ["group_fault"]
 
 
-def test_a_temperature_of_one_host_is_named_and_its_rows_left_out(tmp_path):
-    """The number after the fix is that of the fix named: the host's sequences are left out, not repaired."""
-    paths = [dump(tmp_path / f"{fault}.parquet", fault=fault, noise=0.02) for fault in ("none", "trainer")]
-    fine, broken = (pq.read_table(path).to_pylist() for path in paths)
-    rows = [{**(broken if i % 4 == 2 else fine)[i], "host": "abcd"[i % 4]} for i in range(len(fine))]
-    first = diagnosed(tmp_path, pa.Table.from_pylist(rows)).causes[0]
-    assert (first.id, first.where) == ("trainer_temperature", "host = c")
-    assert (first.after.what, first.after.tokens) == ("without these sequences", 225 * 60)
-
-
 def test_permuted_rows_are_told_by_their_ids_and_seen_without_their_partners(tmp_path):
     first = diagnosed(tmp_path, permuted(columns("healthy"))).causes[0]
     one, two = first.confirm.rsplit(": ", 1)[1].split(", ")[0].split(" → ")
     names = columns("healthy")["sequence_id"]
     assert names[(names.index(one) + 1) % len(names)] == two
 
-    tables = [pq.read_table(dump(tmp_path / f"{seed}.parquet", seed=seed)) for seed in (0, 1)]
-    given = {"rollout_log_probs": tables[0][0].to_pylist(), "old_log_probs": tables[1][1].to_pylist()}
+    one, two = (sampled(lambda t: OLD, OLD, (60, 60), seed=seed) for seed in (0, 1))
+    given = {name: part[name] for name, part in (("rollout_log_probs", one), ("old_log_probs", two))}
     first = diagnosed(tmp_path, given).causes[0]
     assert (first.id, "not in the sample" in first.statistic) == ("row_permutation", True)
 
@@ -227,6 +224,9 @@ def test_identical_columns_and_a_handful_of_tokens_cannot_tell_and_positive_log_
 
 OLD = Policy()
 NEW, ANOTHER = OLD.moved(0.3), OLD.moved(1.0)
+NUCLEUS = faults.changed(
+    OLD, lambda logits, seen: np.maximum(faults.nucleus(faults.log_softmax(logits), 0.9), -60)
+)
 FEW = np.repeat(np.arange(10), 8)
 RIGHT = cache(lambda: sampled(lambda t: OLD, OLD))
 
@@ -291,8 +291,8 @@ def short_shift():
     return rollout(lambda i, q, p, ids: np.append(p[1:], q[-1]) if i in moved else q)(given)
 
 
-def at_temperature(sampling, trainer):
-    return sampled(lambda t: colder(sampling, OLD), colder(trainer, OLD))
+def at_temperature(sampling, trainer, **more):
+    return sampled(lambda t: colder(sampling, OLD), colder(trainer, OLD), **more)
 
 
 HONEST = {
@@ -329,6 +329,11 @@ WRONG = {
     "trainer_temperature, never divided": lambda: at_temperature(0.7, 1.0),
     "trainer_temperature, twice": lambda: at_temperature(0.7, 0.49),
     "trainer_temperature, above 1": lambda: at_temperature(1.4, 1.0),
+    "trainer_temperature, noisy": lambda: at_temperature(0.7, 1.0, noise=0.15),
+    "rollout_raw_logprobs": lambda: at_temperature(0.7, 0.7, logged=OLD),
+    "rollout_raw_logprobs, noisy": lambda: at_temperature(0.7, 0.7, logged=OLD, noise=0.15),
+    "truncated_sampling": lambda: sampled(lambda t: NUCLEUS, OLD),
+    "truncated_sampling, noisy": lambda: sampled(lambda t: NUCLEUS, OLD, noise=0.05),
     "special_token, 19": lambda: sampled(lambda t: OLD, anew(OLD, 19)),
     "special_token, 4": lambda: sampled(lambda t: OLD, anew(OLD, 4)),
     "special_token, 34": lambda: sampled(lambda t: OLD, anew(OLD, 34)),
@@ -344,30 +349,10 @@ WRONG = {
 @pytest.mark.parametrize("known", ["with ids", "without ids"])
 @pytest.mark.parametrize("name", [*HONEST, *WRONG])
 def test_right_values_of_two_policies_are_no_bug_and_wrong_ones_are(tmp_path, name, known):
-    given = (HONEST | WRONG)[name]()
-    drop = {"entropy", "sampled", *(() if known == "with ids" else ("group_id", "token_ids"))}
+    drop = ("entropy", "sampled", *(() if known == "with ids" else ("group_id", "token_ids")))
     if known == "with ids" or not name.startswith("special_token"):
-        found = diagnosed(tmp_path, {key: x for key, x in given.items() if key not in drop})
+        found = diagnosed(tmp_path, (HONEST | WRONG)[name](), drop=drop)
         assert bugs(found) == ([name.split(",")[0]] if name in WRONG else [])
-
-
-@pytest.mark.parametrize("noise", [0.02, 0.15])
-@pytest.mark.parametrize(
-    ("fault", "cause"),
-    [
-        ("raw", "rollout_raw_logprobs"),
-        ("trainer", "trainer_temperature"),
-        ("nucleus", "truncated_sampling"),
-        ("shift", "off_by_one"),
-        ("first", "sentinel"),
-        ("none", None),
-    ],
-)
-def test_a_temperature_which_is_fitted_a_nucleus_and_noise_are_told_apart(tmp_path, fault, cause, noise):
-    found = analyze([dump(tmp_path / "d.parquet", fault=fault, noise=noise)], presets=()).diagnosis
-    assert bugs(found) == [cause] * (cause is not None)
-    if noise < 0.1 and fault in ("raw", "trainer"):
-        assert found.causes[0].after is None  # the other tokens' probabilities are not in the dump
 
 
 @pytest.mark.parametrize("column", ["entropy", "sampled"])
@@ -375,12 +360,12 @@ def test_raw_log_probs_in_both_columns_show_beside_an_entropy_and_honest_ones_fi
     """The entropy is the trainer's, of the raw distribution; or that of the one tokens were sampled from."""
     for heat in (0.7, 1.4):
         raw = sampled(lambda t, heat=heat: colder(heat, OLD), OLD, logged=OLD)
-        found = diagnosed(tmp_path, raw | {"entropy": raw[column]})
+        found = diagnosed(tmp_path, raw | {"entropy": raw[column]}, drop=["sampled"])
         assert bugs(found) == ["rollout_raw_logprobs"]
         assert "surprisal − entropy" in found.causes[0].statistic
     for size in (0.0, 0.3, 1.0):
         honest = sampled(lambda t, size=size: OLD.moved(size), OLD)
-        assert bugs(diagnosed(tmp_path, honest | {"entropy": honest[column]})) == []
+        assert bugs(diagnosed(tmp_path, honest | {"entropy": honest[column]}, drop=["sampled"])) == []
 
 
 def test_a_few_tokens_that_are_far_off_are_no_temperature_and_a_value_repeated_is_no_sentinel(tmp_path):
@@ -463,3 +448,45 @@ def test_few_groups_and_many_looks_need_more_standard_errors(groups, looks):
     """Beyond it a t of that many groups is as rare as a normal number beyond 5, over all looks together."""
     rare = stats.norm.sf(SURE) / looks
     assert bound(groups, looks) == pytest.approx(stats.t.isf(rare, groups - 1), rel=0.05)
+
+
+# ---------------------------------------------------------------- what tokens of one kind share
+
+
+def by_pairs(rows, named):
+    """Compute the systematic share, its ends and the number of clusters, by a loop over pairs of tokens."""
+    prompts, kinds = rows.column("group_id"), defaultdict(list)
+    for t, owner in enumerate(rows.owner):
+        follows = rows.index[t] > 0 and rows.position[t - 1] == rows.position[t] - 1
+        kind = (prompts[owner] if named else "", int(rows.ids[t - 1]) if follows else None, int(rows.ids[t]))
+        kinds[kind].append((owner, min(math.exp(rows.delta[t]), 2.0)))
+    middle = float(np.minimum(np.exp(rows.delta), 2).mean())
+    above, below = defaultdict(list), defaultdict(list)
+    for kind, mine in kinds.items():
+        off = [(owner, r - middle) for owner, r in mine]
+        pairs = [x * y for (i, x), (j, y) in product(off, off) if i != j]
+        if pairs:
+            cluster = kind[0] if named else kind
+            above[cluster].append(len(off) * math.fsum(pairs) / len(pairs))
+            below[cluster].append(math.fsum(x * x for _, x in off))
+    top, bottom = (np.array([math.fsum(sums[key]) for key in above]) for sums in (above, below))
+    value, parts = top.sum() / bottom.sum(), len(top)
+    spread = np.square(top - value * bottom).sum() * parts / (parts - 1)
+    half = stats.t.ppf(0.975, parts - 1) * math.sqrt(spread) / bottom.sum()
+    return value, value - half, value + half, parts
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_systematic_share_is_that_of_all_pairs_of_different_responses(seed, named):
+    chance, words = seeded(seed), 4
+    at = [np.flatnonzero(chance.random(n) < 0.85) for n in chance.integers(4, 14, 30)]
+    position, ids = np.concatenate(at), chance.integers(0, words, sum(map(len, at)))
+    delta = 0.3 * chance.normal(size=words)[ids] + 0.2 * chance.normal(size=len(ids))
+    scalars = {"group_id": [f"p{i % 10}" for i in range(30)]} if named else {}
+    starts = np.concatenate(([0], np.cumsum([*map(len, at)])))
+    rows = Rows(np.full(len(ids), -1.0), delta - 1.0, starts, position, ids, scalars=scalars)
+    found, (value, low, high, parts) = systematic(rows), by_pairs(rows, named)
+    assert found.value == pytest.approx(value, rel=1e-9, abs=1e-12)
+    assert (found.low, found.high) == pytest.approx((low, high), rel=1e-3)
+    assert found.groups == parts

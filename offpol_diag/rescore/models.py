@@ -19,7 +19,6 @@ from offpol_diag.rescore.score import NO_MEMORY, Row, unwrapped
 from offpol_diag.rescore.variants import Change
 
 ADAPTER, CONFIG = "adapter_config.json", "config.json"
-WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
 WHICH = "give a folder with config.json and safetensors, or the name of a model on the hub"
 """What --model takes."""
 SPARE = 1.6
@@ -46,23 +45,15 @@ class Loaded:
         return unwrapped(self.model)
 
     def judge(self, rows: Sequence[Row], file: str) -> None:
-        """Refuse tokens that the model does not know, and attention that would not fit.
+        """Refuse tokens that the model does not know.
 
         Raises:
             UsageError: the vocabulary is another one.
-            MemoryShortage: the attention of the longest sequence alone is larger than the memory.
         """
         worst, known = max(int(row.ids.max()) for row in rows), _vocabulary(self.model)
         if worst >= known or min(int(row.ids.min()) for row in rows) < 0:
             what = f"{file} holds token {worst:,}, and {self.name} has a vocabulary of {known:,}"
             raise UsageError(what, "give the model of this run: --model")
-        config = self.causal.config.get_text_config()
-        longest = max(len(row.ids) for row in rows)
-        need = 3 * getattr(config, "num_attention_heads", 0) * longest**2 * 4
-        if config._attn_implementation == "eager" and need > (free := free_memory(self.causal.device)):
-            kind = type(self.causal).__name__
-            what = f"eager attention of {longest:,} tokens takes {need / 1e9:.1f} GB of {free / 1e9:.1f} free"
-            raise MemoryShortage(f"{kind}: {what}", "give --attention flex_attention, or --max-length")
 
 
 def _vocabulary(model: Any) -> int:
@@ -133,9 +124,9 @@ def _other(name: str, open_: Callable[[str], Any], model: Any, back: ExitStack) 
 def _opened(name: str, *, base: str | None, device: torch.device, dtype: str, attention: str | None) -> Any:
     """Load one model, or an adapter with its base."""
     folder, under = Path(name), name
-    if folder.exists():
-        _require_files(folder)
-    elif folder.is_absolute() or len(folder.parts) > 2:  # a model on the hub is NAME or OWNER/NAME
+    if not folder.exists() and (
+        folder.is_absolute() or len(folder.parts) > 2
+    ):  # a model on the hub is NAME or OWNER/NAME
         raise UsageError(f"{name}: there is no such folder", WHICH)
     adapter = (folder / ADAPTER).is_file()
     try:
@@ -174,16 +165,3 @@ def _of_type(name: str, dtype: str, device: torch.device, how: dict[str, Any]) -
     model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", **how)
     many = sum(one.numel() for one in model.parameters())
     return model.float() if 4 * many * SPARE <= free_memory(device) else model.to(torch.bfloat16)
-
-
-def _require_files(folder: Path) -> None:
-    """Refuse a folder that holds no model."""
-    saved = "give the folder that save_pretrained wrote"
-    if folder.is_file():
-        raise UsageError(f"{folder}: a file, and the folder of a model is needed", f"give {folder.parent}")
-    config = next((name for name in (ADAPTER, CONFIG) if (folder / name).is_file()), None)
-    if config is None:
-        raise UsageError(f"{folder}: no model: it has no {CONFIG}", saved)
-    if not any(one for pattern in WEIGHTS for one in folder.glob(pattern)):
-        what = f"{folder}: no weights: it has {config} and no safetensors"
-        raise UsageError(what, f"{saved}; a sharded checkpoint has to be merged first")

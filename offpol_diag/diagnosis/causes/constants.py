@@ -66,10 +66,10 @@ class Sentinel(Cause):
             chance = 1 / max(1 - many / rows.lengths[hit].sum(), 0.05)  # the run of tokens at random
             block = off.sum() > 1 and run > max(RUN, 1.5 * chance) and not tokens.all()
             evidence = (
-                f"{many:,} tokens of {int(hit.sum()):,} sequences hold exactly {written(value)} in the "
+                f"{many:,} tokens of {int(hit.sum()):,} sequences hold exactly {value:.7g} in the "
                 f"{name} column, in runs of {run:.2g} on average"
             )
-            words = {"value": written(value), "column": name, "share": percent(float(tokens.mean()))}
+            words = {"value": f"{value:.7g}", "column": name, "share": percent(float(tokens.mean()))}
             cause = WrongMask() if block and name == "rollout" else self
             return cause.of_tokens(evidence, rows, tokens, words=words, exact=True)
         return None
@@ -111,8 +111,8 @@ class WrongMask(Cause):
             return None
         tokens = same & (rows.from_end < run[rows.owner]) & ends[rows.owner]
         evidence = (
-            f"{int(tokens.sum()):,} tokens at the end of {int(ends.sum()):,} sequences hold {written(q)} "
-            f"in the rollout column and {written(p)} in the train column, exactly"
+            f"{int(tokens.sum()):,} tokens at the end of {int(ends.sum()):,} sequences hold {q:.7g} "
+            f"in the rollout column and {p:.7g} in the train column, exactly"
         )
         return self.of_tokens(evidence, rows, tokens, exact=True)
 
@@ -214,11 +214,6 @@ def _chosen(x: Floats, value: float) -> bool:
     whole = np.exp(-value)
     round_ = abs(value * 1000 - round(value * 1000)) < 1e-3 or abs(whole - round(whole)) < 1e-6 * whole
     return round_ or value in (x[x < NEARLY].min(), x[x < NEARLY].max())
-
-
-def written(value: float) -> str:
-    """Return a constant in words."""
-    return "0.0" if value == 0 else f"{value:.7g}"
 
 
 class LowPrecision(Cause):

@@ -31,9 +31,8 @@ and 0.29 where an adapter counts twice and moves the first tokens most."""
 class WrongContext(Cause):
     """Engine and trainer scored the response after different prompts.
 
-    Whole responses are off, the first tokens most; the excess decays over tens of tokens as the response
-    becomes its own context. With another template about 0.8 nats a token at the beginning, without an image
-    more.
+    Whole responses are off, the first tokens most (by 0.8 nats after another template); the excess decays
+    over tens of tokens as the response becomes its own context.
     """
 
     id = "wrong_context"

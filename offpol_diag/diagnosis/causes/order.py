@@ -104,7 +104,10 @@ class RowPermutation(Cause):
             f"token the columns are unrelated, and of the same mean to {gap:.2g} nats: other rows' values; "
             "their own are not in the sample"
         )
-        words = {"examples": "compare the first tokens of all rows of a step", "after": WITHOUT}
+        words = {
+            "examples": "compare the first tokens of all rows of a step",
+            "after": "without these sequences",
+        }
         rest = {"repaired": rows.only(~rows.of(bad)), "words": words, "approximate": True}
         return self.of_sequences(evidence, rows, rows.of(bad), **rest)
 
@@ -116,9 +119,6 @@ class RowPermutation(Cause):
             n = min(rows.lengths[i], rows.lengths[j])
             p[rows.starts[i] : rows.starts[i] + n] = rows.p[rows.starts[j] : rows.starts[j] + n]
         return replace(rows, p=p)
-
-
-WITHOUT = "without these sequences"
 
 
 def _heads(rows: Rows, x: Floats) -> Floats:

@@ -28,9 +28,8 @@ class WeightsNotSynced(Cause):
     """At lag 0 the engine does not have the trainer's weights.
 
     At a recorded lag of 0 the level |Δ|/(1 − π_rollout) rises from rounding (up to 0.06) to more than 8 bits
-    make it (0.12), from a step on or at some steps; or digests of the two sides' weights differ. Weights that
-    stopped arriving grow with the step; with an adapter that is never sent the engine samples from the base
-    model; a head, experts or an adapter's scale that are others are there at every step.
+    make it (0.12), from a step on or at some steps; or digests of the two sides' weights differ. An adapter
+    may be never sent, or its scale, a head or experts may be others at every step.
     """
 
     id = "weights_not_synced"
