@@ -12,8 +12,11 @@ import pytest
 from offpol_diag.core import histograms, tails
 from offpol_diag.core.observe import examine
 from offpol_diag.core.state import MOST_STEPS, TAIL
+from offpol_diag.presets import catalogue
 from offpol_diag.presets.catalogue import FAMILIES
 from tests import oracles
+from tests.devices import same
+from tests.oracles import mean
 from tests.reading import analyze, opened
 
 CLOSE = {"rel": 1e-10, "abs": 1e-13}
@@ -26,8 +29,6 @@ def rows_of(sigma, seed, many, steps=4, outliers=0.0):
         row["step"] = i * steps // many
         row["policy_lag"] = min(row["step"], 2)
         row["rewards"] = float(rng.integers(0, 2))
-        row["entropy"] = rng.random(len(row["token_ids"])).tolist()
-        row["token_ids"] = rng.integers(0, 50, len(row["token_ids"])).tolist()
     return rows
 
 
@@ -37,17 +38,13 @@ class Seen:
     def __init__(self, rows):
         self.rows = rows
         self.tokens = [
-            {"row": i, "at": t, "q": q, "p": p, "d": p - q, "id": row["token_ids"][t], "step": row["step"]}
-            | {"lag": row["policy_lag"], "k3": math.expm1(p - q) - (p - q), "h": row["entropy"][t]}
-            | {"c": row["current_log_probs"][t], "a": row["advantages"][t]}
-            for i, row in enumerate(rows)
+            {"at": t, "q": q, "p": p, "d": p - q, "k3": math.expm1(p - q) - (p - q)}
+            | {"step": row["step"], "lag": row["policy_lag"]}
+            for row in rows
             for t, (q, p) in enumerate(zip(row["rollout_log_probs"], row["old_log_probs"], strict=True))
             if row["response_mask"][t]
         ]
         self.k3 = math.fsum(one["k3"] for one in self.tokens)
-        self.of_row = defaultdict(list)
-        for one in self.tokens:
-            self.of_row[one["row"]].append(one)
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +78,12 @@ def test_density_counts_every_token_by_both_probabilities(seen, found):
 
 
 def test_edges_lie_near_the_probabilities_they_stand_for():
-    for log, want in zip(histograms.NOISE_LOGS, histograms.NOISE_EDGES, strict=True):
-        assert log == pytest.approx(math.log(want), rel=1 / 63)
-    for log, logit in zip(
-        histograms.DENSITY_LOGS, np.linspace(*histograms.LOGITS, histograms.BINS - 1), strict=True
+    logits = np.linspace(*histograms.LOGITS, histograms.BINS - 1)
+    for logs, probabilities in (
+        (histograms.NOISE_LOGS, histograms.NOISE_EDGES),
+        (histograms.DENSITY_LOGS, 1 / (1 + np.exp(-logits))),
     ):
-        assert log == pytest.approx(-math.log1p(math.exp(-logit)), rel=1 / 63)
+        assert list(logs) == pytest.approx([math.log(p) for p in probabilities], rel=1 / 63)
 
 
 def test_shares_of_tokens_and_k3_off_by_a_factor_of_2_and_likely_for_one_side_alone(seen, found):
@@ -107,86 +104,64 @@ def test_quantiles_of_the_size_by_probability_are_exact_to_a_bin(seen, found):
     for one in seen.tokens:
         by_bin[bisect_left(histograms.NOISE_LOGS, one["q"])].append(one)
     for at in range(len(histograms.NOISE_EDGES) + 1):
-        assert noise.in_sync_tokens[at] == sum(x["lag"] == 0 for x in by_bin[at])
+        synced = [x for x in by_bin[at] if x["lag"] == 0]
+        assert noise.in_sync_tokens[at] == len(synced)
         for values, q, few in (
             (noise.median, 0.5, by_bin[at]),
             (noise.p90, 0.9, by_bin[at]),
             (noise.p99, 0.99, by_bin[at]),
-            (noise.in_sync_p90, 0.9, [x for x in by_bin[at] if x["lag"] == 0]),
+            (noise.in_sync_p90, 0.9, synced),
         ):
             sizes = sorted(abs(x["d"]) for x in few)
             want = sizes[max(math.ceil(q * len(sizes)) - 1, 0)] if sizes else None
             assert values[at] == (None if want is None else pytest.approx(want, rel=1 / 15, abs=1e-7))
 
 
-def test_the_histogram_in_sync_counts_the_tokens_with_lag_0(dump):
+def test_the_bars_of_the_histogram_hold_every_token_and_those_in_sync(dump):
     seen, result = dump
     histogram = result.histograms["log_ratio"]
-    synced = [one["d"] for one in seen.tokens if one["lag"] == 0]
-    everything = [one["d"] for one in seen.tokens]
+    every, synced = ([x["d"] for x in seen.tokens if x["lag"] <= most] for most in (2, 0))
     # bins touch at lattice edges, and a value on an edge is counted away from 0
     cuts = histogram.edges[1:-1]
-    for counts, values in ((histogram.in_sync, synced), (histogram.counts, everything)):
+    for counts, values in ((histogram.in_sync, synced), (histogram.counts, every)):
         want = Counter(bisect_right(cuts, x) if x > 0 else bisect_left(cuts, x) for x in values)
         assert counts == [want[at] for at in range(len(counts))]
-    assert histogram.edges[0] == min(everything)
-    assert histogram.edges[-1] == max(everything)
+    assert sum(histogram.counts) == len(every)
+    assert (histogram.edges[0], histogram.edges[-1]) == (min(every), max(every))
+    assert (np.diff(histogram.edges) > 0).all()
 
 
 def test_token_thresholds(seen, found):
     curve, n = found.token_thresholds, len(seen.tokens)
     for b, ess, truncated, kept in zip(curve.b, curve.ess_tokens, curve.truncated, curve.kept, strict=True):
         w = [min(math.exp(one["d"]), b) for one in seen.tokens]
-        assert ess == pytest.approx(mean(w) ** 2 / mean(x * x for x in w), **CLOSE)
+        assert ess == pytest.approx(mean(w) ** 2 / mean([x * x for x in w]), **CLOSE)
         assert truncated == sum(one["d"] >= math.log(b) for one in seen.tokens) / n
         assert kept == sum(-math.log(b) <= one["d"] < math.log(b) for one in seen.tokens) / n
 
 
-# ---------------------------------------------------------------- by step, position, length
-
-
-def mean(values):
-    return oracles.mean([*values])
-
-
-def khat(values):
-    logs = np.array(sorted(values, reverse=True))
-    return tails.fit(logs, len(logs)).k
+# ---------------------------------------------------------------- by step, position, lag
 
 
 def test_by_step(seen, dump):
     steps = dump[1].charts.steps
     assert steps.first == steps.last == [0, 1, 2, 3]
     for at, step in enumerate(steps.first):
-        few = [x for x in seen.tokens if x["step"] == step]
-        rows = {x["row"]: seen.of_row[x["row"]] for x in few}
-        n = len(few)
-        r = [math.exp(x["d"]) for x in few]
-        logs = [math.fsum(x["d"] for x in own) for own in rows.values()]
-        w = [*map(math.exp, logs)]
-        want = {
-            "mean_ratio": mean(r),
-            "chi2_token": mean(x * x for x in r) - 1,
-            "chi2_sequence": mean(x * x for x in w) - 1,
-            "ess_tokens": mean(r) ** 2 / mean(x * x for x in r),
-            "ess_sequences": mean(w) ** 2 / mean(x * x for x in w),
-            "ppl_ratio": mean(math.exp(-x / len(own)) for x, own in zip(logs, rows.values(), strict=True)),
-            "f_2": mean(abs(x["d"]) > math.log(2) for x in few),
-            "reward": mean(seen.rows[row]["rewards"] for row in rows),
-            "policy_lag": min(step, 2),
-            "token_is.tokens_rejected": 0.0,
-            "seq_mis.tokens_rejected": sum(
-                len(own) for x, own in zip(logs, rows.values(), strict=True) if not 0.5 <= math.exp(x) <= 2
-            )
-            / n,
-        }
-        for prefix, later, earlier in (("", "p", "q"), ("drift2.", "c", "p"), ("total.", "c", "q")):
-            want[f"{prefix}k1"] = -mean(x[later] - x[earlier] for x in few)
-            want[f"{prefix}k3"] = mean(math.expm1(d := x[later] - x[earlier]) - d for x in few)
-        assert (steps.tokens[at], steps.sequences[at]) == (n, len(rows))
-        for name, value in want.items():
-            assert steps.series[name].values[at] == pytest.approx(value, rel=1e-9), name
-            assert steps.series[name].low[at] is None or steps.series[name].low[at] <= value
+        data = [one for one in oracles.sequences(seen.rows) if one.step == step]
+        rewards = [row["rewards"] for row in seen.rows if row["step"] == step and any(row["response_mask"])]
+        want = {"reward": mean(rewards), "policy_lag": min(step, 2)}
+        for prefix in oracles.DRIFTS:
+            want |= {f"{prefix}{name}": x for name, x in oracles.policy_gap(data, prefix).items()}
+        want |= oracles.raw_weights(data, "") | {"chi2_sequence": float(oracles.chi2_sequence(data, ""))}
+        for name in ("token_is", "seq_mis"):
+            numbers, *_ = oracles.preset_metrics(data, catalogue.load()[name])
+            want[f"{name}.tokens_rejected"] = numbers["tokens_rejected"]
+        assert (steps.tokens[at], steps.sequences[at]) == (sum(one.n for one in data), len(rewards))
+        assert {"k3", "drift2.k3", "total.k3", "reward", "seq_mis.tokens_rejected"} < steps.series.keys()
+        for name, series in steps.series.items():
+            if name in want:  # the others are presets' rejections
+                assert series.values[at] == pytest.approx(want[name], rel=1e-9), name
+            assert series.low[at] is None or series.low[at] <= series.values[at]
 
 
 def test_positions_before_and_after_the_split(seen, found):
@@ -198,17 +173,38 @@ def test_positions_before_and_after_the_split(seen, found):
             inside = [x for x in seen.tokens if first <= x["step"] <= last]
             few = [x["k3"] for x in inside if int(math.log2(x["at"] + 1)) == at]
             assert some.tokens[at] == len(few)
-            assert some.k3.values[at] == (pytest.approx(math.fsum(few) / len(few), **CLOSE) if few else None)
+            assert some.k3.values[at] == (pytest.approx(mean(few), **CLOSE) if few else None)
     assert positions.late.k3.low
 
 
-def test_the_median_length_is_that_of_the_responses(dump):
-    seen, result = dump
-    lengths = sorted(len(few) for few in seen.of_row.values())
-    assert result.lengths.median == pytest.approx(lengths[len(lengths) // 2], rel=0.09, abs=1)
+def test_evidence_by_lag(seen, found):
+    k3 = [mean([x["k3"] for x in seen.tokens if x["step"] == step]) for step in range(4)]
+    lag = found.lag
+    assert lag.in_sync.value == pytest.approx(k3[0], rel=1e-9)
+    assert (lag.lag, lag.steps) == (2, (2, 3))
+    assert lag.growth == pytest.approx(k3[3] / k3[2], rel=1e-9)
+    assert lag.ratio_by_lag == {"1": pytest.approx(k3[1] / k3[0]), "2": pytest.approx(k3[2] / k3[0])}
 
 
-# ---------------------------------------------------------------- tails, ids, lags
+def test_crossings_are_the_first_steps_in_a_worse_band(tmp_path):
+    rows = [
+        {
+            "rollout_log_probs": [-1.0] * 20,
+            "old_log_probs": [-1.0 - 0.01 * 4**step * (-1) ** t for t in range(20)],
+            "step": step,
+        }
+        for step in range(6)
+        for _ in range(3)
+    ]
+    found = analyze([oracles.write(rows, tmp_path / "a.parquet")], presets=()).charts
+    levels = {"elevated": 1e-3, "high": 0.015, "severe": 0.1}
+    each = [math.cosh(0.01 * 4**step) - 1 for step in range(6)]
+    want = [(name, next(step for step in range(6) if each[step] >= bound)) for name, bound in levels.items()]
+    assert [(one.band, one.step) for one in found.crossings] == want
+    assert found.positions.late.first_step == want[-1][1]
+
+
+# ---------------------------------------------------------------- tails
 
 
 def test_tail_points_are_the_largest_weights_and_the_fit_runs_through_them(seen, found, dump):
@@ -227,65 +223,17 @@ def test_tail_points_are_the_largest_weights_and_the_fit_runs_through_them(seen,
         assert log == pytest.approx(math.log(want), rel=1e-9)
 
 
-def test_evidence_by_lag(seen, found):
-    k3 = [mean(x["k3"] for x in seen.tokens if x["step"] == step) for step in range(4)]
-    lag = found.lag
-    assert lag.in_sync.value == pytest.approx(k3[0], rel=1e-9)
-    assert (lag.lag, lag.steps) == (2, (2, 3))
-    assert lag.growth == pytest.approx(k3[3] / k3[2], rel=1e-9)
-    assert lag.ratio_by_lag == {"1": pytest.approx(k3[1] / k3[0]), "2": pytest.approx(k3[2] / k3[0])}
-
-
-def test_strips_hold_the_tokens_of_the_worst_sequences(dump):
-    seen, result = dump
-    rows = {row["sequence_id"]: i for i, row in enumerate(seen.rows)}
-    for one in result.worst.sequences:
-        own = seen.of_row[rows[one.sequence_id]]
-        assert one.first == 0
-        assert one.positions == [x["at"] for x in own]
-        assert one.token_ids == [x["id"] for x in own]
-        assert one.log_ratios == pytest.approx([x["d"] for x in own], rel=1e-4)
-        assert one.rollout_log_probs == pytest.approx([x["q"] for x in own], rel=1e-4)
-        assert one.train_log_probs == pytest.approx([x["p"] for x in own], rel=1e-4)
-        assert one.reward == seen.rows[rows[one.sequence_id]]["rewards"]
-        assert one.policy_lag == seen.rows[rows[one.sequence_id]]["policy_lag"]
-
-
-def test_a_long_response_is_cut_to_where_most_of_its_k3_is(tmp_path):
-    rollout = [-0.5] * 1000
-    old = [-0.5 - (0.3 if 600 <= t < 700 else 0.001) for t in range(1000)]
-    row = {"sequence_id": "a", "rollout_log_probs": rollout, "old_log_probs": old}
-    strip = analyze([oracles.write([row], tmp_path / "a.parquet")], presets=()).worst.sequences[0]
-
-    assert len(strip.positions) == 256
-    assert strip.first <= 600 < 700 <= strip.first + 256
-    assert strip.positions[0] == strip.first
-    assert strip.token_ids == []
-
-
 # ---------------------------------------------------------------- merging and bounds
 
 
 def test_batches_merge_to_the_same_numbers(tmp_path):
-    rows = rows_of(0.5, 8, 132, steps=66)
-    whole = oracles.write(rows, tmp_path / "whole.parquet")
-
+    whole = oracles.write(rows_of(0.5, 8, 132, steps=66), tmp_path / "whole.parquet")
     one, few = (analyze([whole], presets=(), batch_tokens=tokens) for tokens in (1 << 18, 1500))
 
-    same(one.charts.model_dump(), few.charts.model_dump())
+    assert same(one.charts.model_dump(mode="json"), few.charts.model_dump(mode="json"))
     assert one.worst == few.worst
     steps = one.charts.steps  # two to a group
     assert (len(steps.first), steps.first[:2], steps.last[:2]) == (33, [0, 2], [1, 3])
-
-
-def same(one, two):
-    """Counts and words are equal, floats are to 1e-9."""
-    if isinstance(one, dict | list | tuple):
-        one, two = ([*x.items()] if isinstance(x, dict) else x for x in (one, two))
-        for x, y in zip(one, two, strict=True):
-            same(x, y)
-    else:
-        assert one == (pytest.approx(two, rel=1e-9, abs=1e-12) if isinstance(one, float) else two)
 
 
 def test_states_do_not_grow_with_tokens(tmp_path):
@@ -307,27 +255,6 @@ def test_a_dump_without_optional_columns_has_the_other_charts(tmp_path):
     assert found.steps is found.lag is None
     assert found.positions.early is None
     assert found.tails
-
-
-# ---------------------------------------------------------------- crossings and duplicates
-
-
-def test_crossings_are_the_first_steps_in_a_worse_band(tmp_path):
-    rows = [
-        {
-            "rollout_log_probs": [-1.0] * 20,
-            "old_log_probs": [-1.0 - 0.01 * 4**step * (-1) ** t for t in range(20)],
-            "step": step,
-        }
-        for step in range(6)
-        for _ in range(3)
-    ]
-    found = analyze([oracles.write(rows, tmp_path / "a.parquet")], presets=()).charts
-    levels = {"elevated": 1e-3, "high": 0.015, "severe": 0.1}
-    each = [math.cosh(0.01 * 4**step) - 1 for step in range(6)]
-    want = [(name, next(step for step in range(6) if each[step] >= bound)) for name, bound in levels.items()]
-    assert [(one.band, one.step) for one in found.crossings] == want
-    assert found.positions.late.first_step == want[-1][1]
 
 
 def test_presets_with_equal_numbers_name_the_first():

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import typer
@@ -579,6 +580,26 @@ def test_tab_completes_commands_options_and_what_they_take(words, there):
     count = str(len(line.split()) - 1)
     ran = script(_OFFPOL_DIAG_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=count)
     assert there in ran.stdout.split()
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["analyze --no-html --presets disabled", "compare --presets disabled", "gate --max k3=9"],
+)
+def test_every_command_stops_at_a_bad_row_unless_it_may_be_skipped_and_draws_by_its_seed(command):
+    values = [[-1.0 - i / 9, -2.0] for i in range(12)]
+    bad = [[-1.0, -2.0 - i / 9] for i in range(11)] + [[-1.0]]
+    pq.write_table(pa.table({"rollout_log_probs": values, "old_log_probs": bad}), "dump.parquet")
+    line = ["dump.parquet", "--json", "r.json", "--quiet"]
+    assert run(*command.split(), *line).exit_code == 2
+    assert not Path("r.json").exists()
+    drawn = []
+    for seed in ("1", "2"):
+        assert run(*command.split(), *line, "--on-bad-row", "skip", "--seed", seed).exit_code == 0
+        found = results.load(Path("r.json"))
+        assert (found.dump.skipped.count, found.run.seed) == (1, int(seed))
+        drawn.append(found.whole["k3"].interval)
+    assert drawn[0] != drawn[1]
 
 
 def test_a_paragraph_of_a_commands_help_fills_its_lines():

@@ -17,6 +17,7 @@ from offpol_diag.core.state import groups_of
 from offpol_diag.dump.batch import Batch, joined
 from offpol_diag.dump.read import open_dump
 from tests import oracles
+from tests.reading import analyze
 
 ROOM = 6000
 
@@ -102,35 +103,23 @@ def test_a_group_that_is_larger_than_the_share_of_its_step_is_there_in_part(monk
 
 
 def test_a_small_dump_is_read_whole_with_every_column(tmp_path: Path) -> None:
-    mask = [[1, 1, 0, 0, 1, 1], [0, 1, 1, 1, 0, 1], [0, 0, 0, 0, 0, 0]]
-    rows = [
-        {
-            "rollout_log_probs": [-1.0 - i - t for t in range(6)],
-            "old_log_probs": [-1.5 - i - t for t in range(6)],
-            "response_mask": mask[i],
-            "token_ids": [10 * i + t for t in range(6)],
-            "entropy": [0.5] * 6,
-            "rewards": float(i),
-            "group_id": "g",
-            "sequence_id": f"s{i}",
-        }
-        for i in range(3)
-    ]
+    every = oracles.make_rows(0.3, 1, 16)
+    rows = [row | {"rewards": float(i), "entropy": row["advantages"]} for i, row in enumerate(every)]
     (batch,) = open_dump([oracles.write(rows, tmp_path / "a.parquet")]).batches()
     found = drawn(batch).read()
 
-    at = np.argsort(found.scalars["rewards"])
-    values = {name: np.split(x, np.cumsum(found.lengths)[:-1]) for name, x in found.values.items()}
-    assert (found.lengths.tolist(), found.rows[4].tolist()) == ([4, 4], [6, 6])
-    for i, row in enumerate(at):
-        there = np.flatnonzero(mask[i])
-        assert values["position"][row].tolist() == there.tolist()
-        assert values["turn"][row].tolist() == [[0, 0, 1, 1], [0, 0, 0, 1]][i]
-        assert values["q"][row].tolist() == [-1.0 - i - t for t in there]
-        assert values["p"][row].tolist() == [-1.5 - i - t for t in there]
-        assert values["token_ids"][row].tolist() == [10 * i + t for t in there]
-        assert values["entropy"][row].tolist() == [0.5] * 4
-    assert [found.scalars["sequence_id"][i] for i in at] == ["s0", "s1"]  # without the one that is masked
+    ends = np.cumsum(found.lengths)[:-1]
+    values = {name: [x.tolist() for x in np.split(some, ends)] for name, some in found.values.items()}
+    there = [row for row in rows if any(row["response_mask"])]  # without those that are masked
+    at = dict(zip(found.scalars["sequence_id"], range(len(found.lengths)), strict=True))
+    assert at.keys() == {row["sequence_id"] for row in there}
+    names = {"q": "rollout_log_probs", "p": "old_log_probs", "token_ids": "token_ids", "entropy": "entropy"}
+    for row, one in zip(there, oracles.sequences(there), strict=True):
+        i, live = at[row["sequence_id"]], [t for t, counts in enumerate(row["response_mask"]) if counts]
+        assert found.rows[4][i] == len(row["response_mask"])
+        assert (values["position"][i], values["turn"][i]) == (live, one.turn)
+        for name, column in names.items():
+            assert values[name][i] == [row[column][t] for t in live], name
     assert {"group_id", "rewards", "sequence_id"} <= found.scalars.keys()
 
 
@@ -140,6 +129,9 @@ def test_no_response_is_cut():
     batch = Batch(logs, ends, ends, np.arange(tokens), np.zeros(1, np.int64), np.zeros(1, np.int64), old=logs)
     found = drawn(batch).read()
     assert found.values["position"].tolist() == list(range(tokens))
+
+
+# ---------------------------------------------------------------- the rows of highest score
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -152,6 +144,60 @@ def test_the_worst_tokens_are_those_of_a_full_sort(seed, ties):
     every = sorted(np.abs(batch.old - batch.rollout).tolist(), reverse=True)
     expected = [x for x in every[:20] if x > 0]
     assert [abs(one.log_ratio) for one in kept_rows.worst(state).tokens] == expected
+
+
+def worst(rows, folder):
+    return analyze([oracles.write(rows, folder / "a.parquet")], presets=()).worst
+
+
+def test_a_worst_token_has_its_place_among_all_tokens_and_the_neighbours_of_its_sequence(tmp_path):
+    p = [-1.0] * 5
+    rows = [{"rollout_log_probs": p, "old_log_probs": p, "response_mask": [1] * 5} for _ in range(3)]
+    rows[1] |= {"old_log_probs": [-4.0, -1.0, -9.0, -1.0, -3.0], "response_mask": [1, 1, 0, 1, 1]}
+    first, last = worst(rows, tmp_path).tokens
+    assert (first.position, first.length, first.before, first.after) == (0, 4, [], [0.0, 0.0, -2.0])
+    assert (last.position, last.length, last.before, last.after) == (4, 4, [-3.0, 0.0, 0.0], [])
+
+
+def test_the_worst_sequences_hold_their_tokens(tmp_path):
+    rows = [row | {"rewards": float(i % 2)} for i, row in enumerate(oracles.make_rows(0.8, 5, 60))]
+    of = {row["sequence_id"]: row for row in rows}
+    found = worst(rows, tmp_path).sequences
+    assert len(found) == 10
+    for one in found:
+        row = of[one.sequence_id]
+        live = [t for t, counts in enumerate(row["response_mask"]) if counts]
+        q, p, ids = (
+            [row[name][t] for t in live] for name in ("rollout_log_probs", "old_log_probs", "token_ids")
+        )
+        assert (one.first, one.positions, one.token_ids) == (0, live, ids)
+        assert one.log_ratios == pytest.approx([y - x for x, y in zip(q, p, strict=True)], rel=1e-4)
+        assert one.rollout_log_probs == pytest.approx(q, rel=1e-4)
+        assert one.train_log_probs == pytest.approx(p, rel=1e-4)
+        assert (one.reward, one.policy_lag) == (row["rewards"], row["policy_lag"])
+
+
+def test_a_long_response_is_cut_to_where_most_of_its_k3_is(tmp_path):
+    old = [-0.5 - (0.3 if 600 <= t < 700 else 0.001) for t in range(1000)]
+    (strip,) = worst([{"rollout_log_probs": [-0.5] * 1000, "old_log_probs": old}], tmp_path).sequences
+
+    assert len(strip.positions) == 256
+    assert strip.first <= 600 < 700 <= strip.first + 256
+    assert (strip.positions[0], strip.token_ids) == (strip.first, [])
+
+
+def test_equal_tokens_and_sequences_make_no_worst_list_depend_on_the_cut(tmp_path):
+    """Scores tie when log-probs are stored in few bits; which equals are shown is no matter of the batch."""
+    old = [-1.0, -1.25, -0.75, -1.0, -1.25, -1.0]
+    rows = [
+        {"sequence_id": f"s{(i * 17) % 30:02d}", "rollout_log_probs": [-1.0] * 6, "old_log_probs": old}
+        for i in range(30)
+    ]
+    one = worst(rows, tmp_path)
+    two = analyze([oracles.write(rows[::-1], tmp_path / "b.parquet")], batch_tokens=13).worst
+
+    assert one == two
+    assert [row.sequence_id for row in one.sequences] == [f"s{i:02d}" for i in range(10)]
 
 
 def test_records_of_equal_score_are_ordered_by_their_text_and_merge_in_any_order():

@@ -182,24 +182,6 @@ def test_the_seed_moves_intervals_and_nothing_else(rows, whole, tmp_path):
     assert len(different(whole, other)) > 100
 
 
-def test_equal_tokens_and_sequences_make_no_worst_list_depend_on_the_cut(tmp_path):
-    """Scores tie when log-probs are stored in few bits; which equals are shown is no matter of the batch."""
-    rows = [
-        {
-            "sequence_id": f"s{(i * 17) % 30:02d}",
-            "rollout_log_probs": [-1.0] * 6,
-            "old_log_probs": [-1.0, -1.25, -0.75, -1.0, -1.25, -1.0],
-        }
-        for i in range(30)
-    ]
-    one = analyze([oracles.write(rows, tmp_path / "a.parquet")])
-    two = analyze([oracles.write(rows[::-1], tmp_path / "b.parquet")], batch_tokens=13)
-
-    assert one.worst == two.worst
-    assert len(one.worst.sequences) == 10
-    assert [row.sequence_id for row in one.worst.sequences] == [f"s{i:02d}" for i in range(10)]
-
-
 # ---------------------------------------------------------------- packing, masks
 
 

@@ -454,6 +454,19 @@ def test_a_drift_of_a_billionth_is_measured_to_nine_digits(tmp_path):
     assert found["prob_diff_mean"].value == pytest.approx(-math.expm1(-1e-9), rel=1e-9, abs=0)
 
 
+def test_one_token_is_the_worst_hundredth_of_ten_and_masked_rows_have_no_length(tmp_path):
+    q, p = [-1.0] * 10, [-1.0] * 9 + [-2.0]
+    one = {"rollout_log_probs": q, "old_log_probs": p, "current_log_probs": p, "response_mask": [1] * 10}
+    found = analyze([oracles.write([one, one | {"response_mask": [0] * 10}], tmp_path / "a.parquet")])
+    facts = found.dump
+
+    assert found.whole["k3_top1_share"].value == pytest.approx(1.0)
+    assert (facts.mean_length, facts.rows, facts.sequences) == (10.0, 2, 1)
+    assert (facts.tokens, facts.masked_tokens) == (10, 10)
+    assert "not a KL" in found.whole["drift2.k3"].formula
+    assert "KL(π_rollout‖π_train)" in found.whole["k3"].formula
+
+
 def test_normalisation_scales_no_loss_that_has_no_weight(tmp_path):
     """PPO clip around the rollout is not weighted, so there is nothing that a batch mean could scale."""
     given = {"policy": "current", "loss": "ppo_clip"}

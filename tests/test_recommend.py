@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag.advice import DEFAULT, RULES, advised, prescribed, recommend
+from offpol_diag.advice import DEFAULT, RULES, advised, growth, prescribed, recommend
 from offpol_diag.number import Number
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.catalogue import FAMILIES
@@ -152,6 +152,20 @@ def test_the_first_rule_that_holds_decides(rule, method, change):
     assert found.fired[0].rule == rule
     assert [one.level for one in found.fired].count("decision") == 1
     assert found.sentence == next(one.sentence for one in RULES if one.name == rule)
+
+
+@pytest.mark.parametrize(
+    ("k3", "grows"),
+    [
+        ((1e-3, 1e-3, 4.9e-3), False),
+        ((1e-3, 1e-3, 5.1e-3), True),
+        ((1e-6, 1e-6, 9e-5), False),  # grows, and is still nothing
+        ((1e-6, 1e-6, 1.1e-4), True),
+        ((5.1e-3, 1e-3, 1e-3), False),
+    ],
+)
+def test_growth_is_five_times_the_first_third_and_more_than_rounding(k3, grows):
+    assert (growth(given(steps=k3)) is not None) is grows
 
 
 def test_every_rule_and_every_decision_has_a_row():

@@ -4,6 +4,8 @@ import math
 from functools import reduce
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
@@ -18,6 +20,9 @@ from offpol_diag.core.state import (
     draws,
     groups_of,
 )
+from offpol_diag.report import answered
+from offpol_diag.report.parts import parts
+from tests.reading import analyze
 
 
 def part(prompts, values):
@@ -53,6 +58,8 @@ def test_the_order_of_merging_changes_nothing(many):
         assert table.places.tolist() == other.tables[name].places.tolist()
         assert table.buckets.tolist() == other.tables[name].buckets.tolist()
         np.testing.assert_allclose(table.values, other.tables[name].values, rtol=1e-12, atol=1e-12)
+    units = len(one.tables["dump"].buckets)  # groups, or the buckets that they are hashed to
+    assert units == many if many <= BUCKETS else BUCKETS / 2 < units <= BUCKETS
     assert one.tables["dump"].sums()["xx"] == pytest.approx(math.fsum(values**2), rel=1e-13)
     top = 400 * values.max()
     log = math.log(math.fsum(np.exp(400 * values - top))) + top
@@ -62,17 +69,17 @@ def test_the_order_of_merging_changes_nothing(many):
     assert one.top("x").tolist() == sorted(values)[::-1]
 
 
-@pytest.mark.parametrize("many", [200, 3000])
-def test_groups_are_units_up_to_256_and_hashed_to_so_many_buckets_beyond(many):
-    parts, _ = cut(many, 5)
-    assert len(reduce(State.merge, parts).tables["dump"].buckets) == min(many, BUCKETS)
+@pytest.mark.parametrize(("groups", "exact"), [(COUNTED, True), (COUNTED + 1000, False)])
+def test_groups_are_counted_up_to_4096_and_beyond_estimated_which_is_said(tmp_path, groups, exact):
+    values = [[-1.0]] * groups
+    table = {"rollout_log_probs": values, "old_log_probs": values, "group_id": list(range(groups))}
+    pq.write_table(pa.table(table), tmp_path / "dump.parquet")
+    found = analyze([str(tmp_path / "dump.parquet")])
+    (shown,) = (part for part in parts(found, answered(found)) if part.id == "dump")
 
-
-def test_groups_are_counted_and_beyond_4096_estimated():
-    assert reduce(State.merge, cut(3000, 3)[0]).many == 3000
-    found = reduce(State.merge, cut(40_000, 3)[0])
-    assert not found.counted
-    assert found.many == pytest.approx(40_000, rel=0.06)
+    assert found.dump.groups_exact is exact
+    assert found.dump.groups == pytest.approx(groups, rel=0.0 if exact else 0.1)
+    assert (", in about " in shown.text[0]) is not exact
 
 
 def test_a_prompt_of_two_steps_is_two_groups():
@@ -81,40 +88,24 @@ def test_a_prompt_of_two_steps_is_two_groups():
     assert len(set(groups_of(key, None).tolist())) == 2
 
 
-def test_steps_are_grouped_by_a_power_of_two():
-    table = reduce(State.merge, cut(1200, 3)[0]).tables["step"]
-    assert table.width == 8
-    assert table.labels == list(range(0, 400, 8))
-
-
-def test_places_beyond_the_bound_are_one():
+def test_steps_are_grouped_by_a_power_of_two_and_values_beyond_the_bound_are_one_place():
     parts, values = cut(1200, 3)
-    table = reduce(State.merge, parts).tables["host"]
-    assert len(table.labels) == 51
-    each = table.by_place()
+    step, host = (reduce(State.merge, parts).tables[name] for name in ("step", "host"))
+    assert (step.width, step.labels) == (8, list(range(0, 400, 8)))
+    each = host.by_place()
+    assert len(host.labels) == 51
     assert math.fsum(one.sums()["x"] for one in each.values()) == pytest.approx(math.fsum(values))
     assert OTHERS in each
 
 
 def test_replicates_draw_buckets():
-    state = part([1, 2, 3], [0.5, 1.0, -0.25])
-    table = state.tables["dump"]
-    times = draws(table.buckets, 3)
-    drawn = table.drawn(3)
-    np.testing.assert_allclose(drawn["x"][1:], table.values[0] @ times)
-    assert drawn["x"][0] == 1.25
-    logs = state.tables["logs"]
-    some = (times.sum(axis=0) > 0).nonzero()[0]
-    np.testing.assert_allclose(
-        logs.drawn(3)["x"][1:][some],
-        [
-            math.log(
-                math.fsum(n * math.exp(x - 400) for n, x in zip(times[:, b], logs.values[0], strict=True))
-            )
-            + 400
-            for b in some
-        ],
-    )
+    tables = part([1, 2, 3], [0.5, 1.0, -0.25]).tables
+    times, drawn = draws(tables["dump"].buckets, 3), tables["dump"].drawn(3)["x"]
+    assert drawn[0] == 1.25
+    np.testing.assert_allclose(drawn[1:], tables["dump"].values[0] @ times)
+    some = times.sum(axis=0) > 0
+    logs = np.log(np.exp(tables["logs"].values[0] - 400) @ times[:, some]) + 400
+    np.testing.assert_allclose(tables["logs"].drawn(3)["x"][1:][some], logs)
 
 
 def test_sums_of_other_columns_do_not_merge():
@@ -158,21 +149,18 @@ def test_a_draw_is_a_function_of_key_seed_and_replicate():
     assert not np.array_equal(draws(KEYS, 4, 64), whole)
 
 
-def test_replicates_keys_and_seeds_are_uncorrelated():
-    drawn = draws(KEYS, 0, 128)
-    across_replicates = np.corrcoef(drawn.T) - np.eye(128)
-    across_keys = np.corrcoef(draws(KEYS[:128], 0, 3000)) - np.eye(128)
-    other = draws(KEYS, 1, 128)
-    across_seeds = [np.corrcoef(drawn[:, b], other[:, b])[0, 1] for b in range(128)]
-
-    # 8128 correlations of 3000 pairs: each has a standard error of 1/√3000, the largest of them stays
-    # below 5 of it.
-    for correlations in (across_replicates, across_keys, np.array(across_seeds)):
-        assert abs(correlations).max() < 5 / math.sqrt(3000)
+NEAR = np.array([1 << bit for bit in range(64)] + [0, 2**64 - 1], np.uint64)
+"""Keys that differ in one bit."""
+PAIRED = {
+    "replicates": lambda: draws(KEYS, 0, 128).T,
+    "keys": lambda: draws(KEYS[:128], 0, 3000),
+    "near keys": lambda: draws(NEAR, 0, 3000),
+    "seeds": lambda: np.array([draws(KEYS, seed, 1)[:, 0] for seed in range(128)]),
+}
 
 
-def test_keys_that_differ_in_one_bit_are_drawn_apart():
-    near = np.array([1 << bit for bit in range(64)] + [0, 2**64 - 1], np.uint64)
-    correlations = np.corrcoef(draws(near, 0, 3000)) - np.eye(len(near))
-
-    assert abs(correlations).max() < 5 / math.sqrt(3000)
+@pytest.mark.parametrize("name", PAIRED)
+def test_replicates_keys_and_seeds_are_uncorrelated(name):
+    """Of some 8,000 correlations of 3000 pairs the largest stays below 5 standard errors of 1/√3000."""
+    found = np.corrcoef(PAIRED[name]())
+    assert abs(found - np.eye(len(found))).max() < 5 / math.sqrt(3000)

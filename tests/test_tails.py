@@ -146,6 +146,23 @@ def test_a_number_that_leans_on_a_heavy_tail_says_so(tmp_path, k, unreliable):
     assert math.isclose(found["khat_tokens"].value, khat(log), rel_tol=1e-6)
 
 
+@pytest.mark.parametrize(("seed", "noted"), [(5, True), (3, False)])
+def test_a_short_sample_is_held_to_the_limit_of_its_length(tmp_path, seed, noted):
+    d = np.random.default_rng(seed).exponential(0.6, 200)  # k̂ = 0.66 and 0.30; the limit for 200 is 0.57
+    rows = [{"rollout_log_probs": [-50.0] * 200, "old_log_probs": (d - 50.0).tolist()}]
+    found = analyze([oracles.write(rows, tmp_path / "a.parquet")]).whole["khat_tokens"]
+    assert found.value < 0.7
+    assert (found.note is not None) is noted
+
+
+def test_the_tail_of_sequences_is_no_word_about_tokens(tmp_path):
+    d = np.random.default_rng(0).normal(0, 0.3, (100, 400))
+    rows = [{"rollout_log_probs": [-9.0] * 400, "old_log_probs": (x - 9.0).tolist()} for x in d]
+    found = analyze([oracles.write(rows, tmp_path / "a.parquet")]).whole
+    noted = [found[name].note is not None for name in ("ess_tokens", "ess_sequences", "chi2_sequence")]
+    assert noted == [False, True, True]
+
+
 def test_rows_without_a_token_are_no_part_of_the_sequences_tail(tmp_path):
     rng = np.random.default_rng(4)
     rows = [
