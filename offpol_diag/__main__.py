@@ -59,9 +59,8 @@ def main() -> None:
         raise SystemExit(2)
     gc.disable()  # the imports make much that stays
     from offpol_diag.cli import app
-    from offpol_diag.shell import run, tune
+    from offpol_diag.shell import run
 
-    tune()
     gc.enable()
     run(app)
 

@@ -6,41 +6,23 @@
     report.diagnosis.headline, report.number("k3").interval
     report.to_html("report.html")
 
-The functions are the commands of the same names, with the same defaults; `analyze` says what they take. Text
-is read as the value of an option is: `columns="rollout=vllm_logprobs"`, `group_by="host,env"`, `threads="4"`.
+The functions are the commands of the same names. What an argument is, and how the command line shows it,
+stands once: in its type.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache, partial, wraps
-from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, validate_call
-from typing_extensions import TypedDict
+from typer import Argument, Option
 
-from offpol_diag import files
-from offpol_diag.errors import OffpolError, UsageError, did_you_mean
-from offpol_diag.number import Number
-from offpol_diag.printable import clean, is_url
-from offpol_diag.result import (
-    SAMPLE,
-    Against,
-    Comparison,
-    Diagnosis,
-    GateVerdict,
-    Recommendation,
-    Result,
-    Sweep,
-    load,
-)
+from offpol_diag.errors import UsageError, did_you_mean
+from offpol_diag.printable import clean
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -50,262 +32,146 @@ if TYPE_CHECKING:
     from offpol_diag.core.observe import Examined
     from offpol_diag.dump.convert import Converted
     from offpol_diag.dump.read import Dump
+    from offpol_diag.number import Number
     from offpol_diag.presets import Preset
     from offpol_diag.presets.catalogue import Catalogue
     from offpol_diag.report.plot import Chart
-
-    File = str | Path
-    OnePreset = str | Preset
-    Presets = OnePreset | Sequence[OnePreset]
+    from offpol_diag.result import Result
 else:
-    File, OnePreset, Presets, Checked, Converted = Path, Any, Any, Any, Any
+    Checked = Converted = Any
 
 LOG = logging.getLogger("offpol_diag")
-COLUMNS = ("name", "preset", "metric")
-"""First columns of `Report.numbers`."""
-P = ParamSpec("P")
-R = TypeVar("R")
-MOST_SEED = 2**63 - 1
-LONGEST = 80
-"""Most characters of a value in a message."""
+File = str | Path
 
+# ---------------------------------------------------------------- what arguments are
 
-# ---------------------------------------------------------------- what arguments may be
-
-
-def _words(value: Any) -> Any:
-    """Parse `a,b` into words; anything else stays."""
-    return tuple(x.strip() for x in value.split(",") if x.strip()) if isinstance(value, str) else value
-
-
-def _pairs(value: Any) -> Any:
-    """Parse `a=b,c=d` into a mapping."""
-    if not isinstance(value, str):
-        return value
-    pairs = [part.partition("=") for part in value.split(",") if part.strip()]
-    for ours, sign, theirs in pairs:
-        if not ours.strip() or not theirs.strip():
-            raise ValueError(f'"{ours}{sign}{theirs}" names no column')
-    return {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
-
-
-def _whole(value: Any) -> Any:
-    """Parse a whole number; None is what `auto` and `all` say."""
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return int(value) if re.fullmatch("-?[0-9]{1,20}", value) else value
-    return int(value) if isinstance(value, Integral) else value
-
-
-def _or_none(word: str) -> BeforeValidator:
-    return BeforeValidator(lambda value: None if isinstance(value, str) and value == word else _whole(value))
-
-
-def _share(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError(f"it cannot be {value}")
-    return float(value) if isinstance(value, Real) else value
-
-
-def _joined(value: Any) -> Any:
-    several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
-    return ",".join(map(str, value)) if several else value
-
-
-def _several(value: Any) -> Any:
-    """Return bounds or files in a tuple."""
-    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
-        return tuple(f"{name}={limit}" for name, limit in value.items())
-    return (value,) if isinstance(value, str | Path) and value != "" else value
-
-
-def _files(value: Any) -> Any:
-    """Return files in a tuple, which may not be empty; None for none."""
-    found = _several(value)
-    if value is not None and not (
-        isinstance(found, list | tuple) and found and all(isinstance(one, str | Path) for one in found)
-    ):
-        raise ValueError(f"it cannot be {shown(value)}")
-    return found
-
-
-Names = Annotated[Sequence[str], BeforeValidator(_words)]
-Pairs = Annotated[Mapping[str, str] | str | None, BeforeValidator(_pairs)]
-Whole = Annotated[int, Field(strict=True)]
-Count = Annotated[Annotated[Whole, Field(ge=1, le=MOST_SEED)] | None, BeforeValidator(_whole)]
-Seed = Annotated[Whole, Field(ge=0, le=MOST_SEED), BeforeValidator(_whole)]
-Threads = Annotated[Annotated[Whole, Field(ge=1, le=9999)] | None, _or_none("auto")]
-Sample = Annotated[Annotated[Whole, Field(ge=2)] | Literal["all"] | None, _or_none("all")]
-Device = Annotated[str, Field(pattern="^(auto|cpu|cuda(:[0-9]+)?)$")]
-Share = Annotated[float | None, BeforeValidator(_share)]
-Thresholds = Annotated[Sequence[float] | str | None, BeforeValidator(_joined)]
-Bounds = Annotated[Mapping[str, float] | Sequence[str], BeforeValidator(_several)]
-Files = Annotated[Any, BeforeValidator(_files)]
-Progress = Callable[[int, int], None] | Literal[False] | None
+What = Annotated[Any, Argument(metavar="DUMP", help="Files, folders, globs or URLs; see docs/dumps.md.")]
+"""Paths or URLs; or a pyarrow, polars or pandas table, a row per sequence or per token; or a dict from column
+to padded tensors [S, L] (with a `response_mask`) or to one list per sequence."""
+Presets = Annotated[Any, Option(metavar="PRESET,PRESET", help="Corrections, also as token_is@3; or all.")]
+"""Names in one text or several, or objects of `offpol_diag.presets`; None for the usual ones."""
+Columns = Annotated[Any, Option(metavar="rollout=NAME,old=NAME", help="Which column is which; or mask=none.")]
+"""A mapping from our names to those of the dump, or its text."""
+OnBadRow = Annotated[Literal["error", "skip"], Option(help="At a row that cannot be read: stop, or go on.")]
+GroupBy = Annotated[Any, Option(metavar="COLUMN,COLUMN", help="Break the numbers down by these columns.")]
+Device = Annotated[str, Option(metavar="auto|cpu|cuda[:N]", help="Where to compute.")]
+Engine = Annotated[Literal["local", "ray"], Option(help="This machine, or a Ray cluster (docs/scale.md).")]
+Threads = Annotated[int | None, Option(min=1, max=9999, help="How many; one for each core by default.")]
+Seed = Annotated[int, Option(min=0, max=2**63 - 1, help="Seed of the bootstrap intervals, and of samples.")]
+PresetFile = Annotated[
+    File | None, Option(metavar="FILE", help="Presets of your own (docs/preset-files.md).")
+]
+Trainer = Annotated[str | None, Option("--for", metavar="TRAINER", help="verl, trl, slime, …")]
+Sequences = Annotated[File | None, Option(metavar="FILE", help="Write a row per sequence, as Parquet.")]
+"""Length, ΣΔ, and what each preset keeps of it."""
+Against = Annotated[
+    Any, Option(metavar="PRESET", help="What others are compared with; by default the first.")
+]
+Moved = Annotated[Any, Option("--preset", metavar="PRESET", help="Whose threshold moves.")]
+Which = Annotated[str | None, Option(metavar="BOUND", help="Which threshold: weight.upper, reject[0].lower.")]
+"""reject[0] or weight alone is the window [1/b, b]; by default the one that the preset is about."""
+At = Annotated[Any, Option(metavar="1.5,2,3", help="The thresholds; by default where the data change.")]
+Keep = Annotated[float | None, Option(metavar="0.95", help="Solve for the bounds that keep this share, too.")]
+FailOn = Annotated[Literal["bug", "cannot_tell"] | None, Option(help="The mildest diagnosis that fails.")]
+"""With bug, several causes that fit pass as open, and cannot be judged where a bug is among them."""
+Max = Annotated[Any, Option(metavar="NAME=NUMBER", help="The largest value that passes: k3=0.002.")]
+Min = Annotated[Any, Option(metavar="NAME=NUMBER", help="The smallest: seq_mis.ess_tokens=0.5.")]
+Bounds = Annotated[File | None, Option(metavar="FILE", help="Bounds from a file (docs/ci.md).")]
+Baseline = Annotated[File | None, Option(metavar="RESULT.json", help="Nothing may be worse than in it …")]
+Tolerance = Annotated[float | None, Option(help="… by more than this share of its value, by default 0.1.")]
+Logged = Annotated[Any, Option(metavar="FILE", help="Curves of the trainer by step: CSV, JSONL, Parquet.")]
+Model = Annotated[
+    Any, Option(metavar="FOLDER|HUB_ID", help="The model that the run trains; then others of it.")
+]
+"""A folder with config.json and safetensors, of an adapter of peft too, or a name on the hub; further ones
+are other checkpoints, tried as hypotheses; or a live causal model of transformers, left as it was."""
+To = Annotated[File | None, Option(metavar="FILE.parquet", help="Where the dump that is made goes.")]
+Sample = Annotated[int, Option(min=0, help="Prompts that are scored, up to 4,000 tokens and more; 0: all.")]
+Tries = Annotated[Any, Option("--try", metavar="NAME,NAME", help="Hypotheses, by name or family; or none.")]
+Base = Annotated[str | None, Option(metavar="FOLDER|HUB_ID", help="The base model of an adapter.")]
+MaxLength = Annotated[int | None, Option(min=1, help="Leave out longer sequences, prompt included.")]
+Dtype = Annotated[Literal["auto", "float32", "bfloat16", "float16"], Option(help="Of the body of the model.")]
+"""auto is float32 where it fits, else bfloat16; the head is float32."""
+Attention = Annotated[str | None, Option(help="Of transformers: sdpa, eager, flex_attention, …")]
+Saved = Annotated[File, Argument(metavar="RESULT.json", help="What --json wrote; - is stdin.")]
 
 
 class Reads(TypedDict, total=False):
-    """How a dump is read.
+    """How a dump is read."""
 
-    `columns`: our names → the dump's, `"none"` for no column. `on_bad_row`: stop, or leave such rows out.
-    """
-
-    __pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)  # type: ignore[misc]
-    columns: Pairs
-    on_bad_row: Literal["error", "skip"]
+    columns: Columns
+    on_bad_row: OnBadRow
 
 
 class Computes(Reads, total=False):
-    """How a dump is read, and how numbers are computed.
+    """How a dump is read, and how numbers are computed; none depends on device, engine, threads or batches.
 
-    `device`: auto, cpu, cuda or cuda:N. `engine`: threads of this machine, or the cluster of Ray. `threads`:
-    how many, None for one per core. `seed`: of the intervals. `progress`: called with rows done and in all.
-    `batch_tokens`: tokens that are computed at once. No number depends on device, engine or threads.
+    `progress` is called with rows done and in all; `batch_tokens` are computed at once.
     """
 
+    group_by: GroupBy
     device: Device
-    engine: Literal["local", "ray"]
+    engine: Engine
     threads: Threads
     seed: Seed
-    progress: Progress
-    batch_tokens: Count
+    progress: Any
+    batch_tokens: int | None
 
 
-# ---------------------------------------------------------------- one message for a wrong argument
+class Evaluates(Computes, total=False):
+    """How a dump is read, numbers are computed, and presets are evaluated."""
 
-NAMES, BOUNDED = 'a list of names, such as ["{}"]', '{"k3": 0.002}, or --max k3=0.002'
-GIVE: Mapping[str, str] = {
-    "at": "thresholds, such as 1.5,2,3",
-    "batch_tokens": "a whole number from 1 on",
-    "by_step": NAMES.format("k3"),
-    "columns": '{"rollout": "my_logps"}, or --columns rollout=my_logps; mask=none says that no column is it',
-    "device": "auto, cpu, cuda or cuda:N",
-    "engine": "local or ray",
-    "fail_on": "bug or cannot_tell",
-    "group_by": NAMES.format("host"),
-    "keep": "a share, such as 0.95",
-    "logged": "the path of a file or folder of curves, or several",
-    "max": BOUNDED,
-    "min": BOUNDED,
-    "on_bad_row": "error or skip",
-    "progress": "a function of rows done and rows in all, or None or False for none",
-    "seed": f"a whole number from 0 to {MOST_SEED}",
-    "sample": "a number of prompts from 2 on, or all",
-    "which": "the name of a bound, such as weight.upper",
-    "threads": "a number of threads from 1 to 9999, or auto for one per core",
-}
-"""Argument → what to give instead; of any other what pydantic says that it should be."""
+    preset_file: PresetFile
 
 
-def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Check the arguments of a function against its annotations, and refuse a wrong one by its name."""
-    validated = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)
-    own = [*inspect.signature(function).parameters][:-1]
-    how = Reads if function.__name__ in ("convert", "rescore") else Computes
-
-    @wraps(function)
-    def call(*args: P.args, **given: P.kwargs) -> R:
-        try:
-            return validated(*args, **given)
-        except ValidationError as error:
-            if error.title != function.__name__:
-                raise
-            raise _refused(
-                function.__name__, error.errors()[0], [*own, *how.__annotations__], given
-            ) from error
-
-    return call
+def words(given: Any) -> tuple[str, ...]:
+    """Return names, which may be one text with commas."""
+    names = given.split(",") if isinstance(given, str) else given or ()
+    return tuple(name.strip() for name in names if name.strip())
 
 
-def _refused(function: str, mistake: Any, known: list[str], given: Mapping[str, Any]) -> UsageError:
-    """Return pydantic's first mistake in our words."""
-    first, context = mistake["loc"][0], mistake.get("ctx", {})
-    name = known[first] if isinstance(first, int) else str(first)
-    if mistake["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        hint = did_you_mean(name, known) or f"there are {', '.join(known)}"
-        return UsageError(f"{function} has no argument {name!r}", hint)
-    if mistake["type"] == "missing_argument":
-        return UsageError(f"{function} needs {name}", "give it")
-    value = given.get(name, mistake["input"])
-    why = str(context["error"]) if mistake["type"] == "value_error" else f"it cannot be {shown(value)}"
-    near = did_you_mean(str(value), re.findall("'(.+?)'", str(context.get("expected", ""))))
-    instead = GIVE.get(name) or mistake["msg"][:1].lower() + mistake["msg"][1:]
-    error = UsageError(why, near or f"give {instead}")
-    error.argument = name
-    return error
+def pairs(given: Any) -> dict[str, str]:
+    """Return a mapping, which may be a text `ours=theirs,…`.
 
-
-def shown(value: object) -> str:
-    """Return a value for a message, a number in text as a number; of what is no plain value its type."""
-    if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,20}(\.[0-9]{1,20})?", value):
-        return value
-    if isinstance(value, Integral | Real | str | bytes | complex | list | tuple | Mapping | Path | None):
-        text = repr(value)
-        return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
-    return f"a {type(value).__name__}"
-
-
-@contextmanager
-def argument(name: str) -> Iterator[None]:
-    """Say of errors within the block that they are about an argument."""
-    try:
-        yield
-    except OffpolError as error:
-        error.argument = name
-        raise
+    Raises:
+        UsageError: a part of the text is no pair.
+    """
+    if not isinstance(given, str):
+        return dict(given or {})
+    parts = (part.partition("=") for part in given.split(",") if part.strip())
+    found = {ours.strip(): theirs.strip() for ours, _, theirs in parts}
+    if not all((*found, *found.values())):
+        raise UsageError(f'columns: "{given}" names no column', "give rollout=my_logps,old=my_old_logps")
+    return found
 
 
 # ---------------------------------------------------------------- a report
 
 
 class Report:
-    """A result: its numbers, verdict and recommendation, and the forms it is written in.
+    """A result: its numbers, and the forms it is written in.
+
+    Its `diagnosis`, `recommendation`, `gates`, `sweep`, `comparison` and `against` are those of the `Result`.
 
     Attributes:
-        summary: all of it, as the JSON holds it.
+        summary: the `Result`, all of it, as the JSON holds it.
     """
 
-    def __init__(self, summary: Result, rows: Callable[[], pl.LazyFrame] | None = None) -> None:
+    def __init__(self, summary: Result) -> None:
         self.summary = summary
-        self._rows = rows and cache(rows)
 
-    @property
-    def diagnosis(self) -> Diagnosis | None:
-        """Whether the mismatch is a bug, and its causes."""
-        return self.summary.diagnosis
-
-    @property
-    def recommendation(self) -> Recommendation | None:
-        """Which correction, at which threshold, and why; None from `sweep` and `doctor`."""
-        return self.summary.recommendation
-
-    @property
-    def gates(self) -> list[GateVerdict]:
-        """Verdicts of `gate`."""
-        return self.summary.gates
+    def __getattr__(self, name: str) -> Any:
+        """Return a field of the result."""
+        if name == "summary" or name not in type(self.summary).model_fields:
+            raise AttributeError(name)
+        return getattr(self.summary, name)
 
     @property
     def passed(self) -> bool:
         """Whether every bound of `gate` holds."""
         from offpol_diag.gate import outcome
 
-        return outcome(self.gates) == "passed"
-
-    @property
-    def sweep(self) -> Sweep | None:
-        """The thresholds of `sweep`."""
-        return self.summary.sweep
-
-    @property
-    def comparison(self) -> Comparison | list[Against] | None:
-        """What `compare` found: presets side by side, or each further run against the first."""
-        return self.summary.comparison or self.summary.against or None
-
-    @property
-    def presets(self) -> list[str]:
-        """Names of the corrections that were evaluated."""
-        return list(self.summary.presets)
+        return outcome(self.summary.gates) == "passed"
 
     def number(self, name: str, preset: str | None = None) -> Number:
         """Return a number of the dump (`k3`, `drift2.k3`) or of a preset (`ess_tokens`): value and interval.
@@ -313,30 +179,12 @@ class Report:
         Raises:
             UsageError: the report has no such preset, or no such number.
         """
-        if preset is not None and preset not in self.summary.presets:
-            hint = did_you_mean(preset, self.presets) or f"there are {', '.join(self.presets) or 'none'}"
-            raise UsageError(f'the report has no preset "{preset}"', hint)
-        found = self.summary.whole if preset is None else self.summary.preset(preset)
-        if name not in found:
-            hint = did_you_mean(name, list(found)) or "docs/metrics.md lists the names"
-            raise UsageError(f'the report has no number "{name}"', hint)
+        subjects = {one: self.summary.preset(one) for one in self.summary.presets}
+        if preset is not None:
+            _require(preset, subjects, "preset")
+        found = self.summary.whole if preset is None else subjects[preset]
+        _require(name, found, "number")
         return found[name]
-
-    def numbers(self) -> pl.DataFrame:
-        """Return every number as a row: its name, preset (null for the dump's), value, interval, unit."""
-        import polars as pl
-
-        floats, texts = ("value", "low", "high"), ("unit", "over", "formula", "unknown")
-        schema = {one: pl.Float64() if one in floats else pl.String() for one in (*COLUMNS, *floats, *texts)}
-        rows = [
-            (key, preset, name, one.value, *(one.interval or (None, None)), *(getattr(one, x) for x in texts))
-            for key, preset, name, one in self._numbers()
-        ]
-        return pl.DataFrame(rows, schema=schema, orient="row")
-
-    def values(self) -> dict[str, float]:
-        """Return every known number by name as trackers take it: `k3`, `token_is.ess_tokens`."""
-        return {key: one.value for key, _, _, one in self._numbers() if one.value is not None}
 
     def _numbers(self) -> Iterator[tuple[str, str | None, str, Number]]:
         for name, one in self.summary.whole.items():
@@ -345,405 +193,298 @@ class Report:
             for name, one in self.summary.preset(preset).items():
                 yield f"{preset}.{name}", preset, name, one
 
-    def sequences(self) -> pl.LazyFrame:
-        """Return a row per sequence: length, ΣΔ, and what each preset keeps of it; of `analyze` alone.
+    def numbers(self) -> pl.DataFrame:
+        """Return a row for every number: its name, preset (null for the dump's), value, interval and unit."""
+        import polars as pl
 
-        It is the file that `sequences=` named, else the dump is read again at the first call.
+        texts, floats = ("name", "preset", "metric", "unit", "unknown"), ("value", "low", "high")
+        rows = [
+            (*names, one.unit, one.unknown, one.value, *(one.interval or (None, None)))
+            for *names, one in self._numbers()
+        ]
+        schema = [*((one, pl.String) for one in texts), *((one, pl.Float64) for one in floats)]
+        return pl.DataFrame(rows, schema=schema, orient="row")
 
-        Raises:
-            UsageError: the report is of another function, or of a dump that lay in memory.
-        """
-        if self._rows is None:
-            hint = "call analyze with paths, or with sequences='rows.parquet'"
-            raise UsageError("the report holds no rows of sequences", hint)
-        return self._rows()
+    def values(self) -> dict[str, float]:
+        """Return every known number by name as trackers take it: `k3`, `token_is.ess_tokens`."""
+        return {key: one.value for key, _, _, one in self._numbers() if one.value is not None}
 
     @property
-    def figures(self) -> tuple[str, ...]:
-        """Names of the charts of the page, each of which `figure` returns."""
-        return tuple(self._charts())
+    def figures(self) -> dict[str, Chart]:
+        """The charts of the page by name; `figure` returns one as plotly's."""
+        from offpol_diag.report import answered
+
+        return {one.name: one for one in answered(self.summary).charts}
 
     def figure(self, name: str) -> go.Figure:
         """Return a chart of the page (`by_step`) as a figure of plotly, with its finding as title.
 
         Raises:
-            UsageError: there is no such figure.
+            UsageError: there is none of that name; the hint has the names.
         """
-        known = self._charts()
-        if name not in known:
-            hint = did_you_mean(name, list(known)) or f"there are {', '.join(known)}"
-            raise UsageError(f'unknown figure "{name}"', hint if known else "the result has no charts")
-        return known[name].figure()
+        _require(name, self.figures, "figure")
+        return self.figures[name].figure()
 
-    def _charts(self) -> dict[str, Chart]:
-        from offpol_diag.report import answered
-
-        return {one.name: one for one in answered(self.summary).charts}
-
-    def to_json(self, path: str | Path | None = None) -> str:
+    def to_json(self, path: File | None = None) -> str:
         """Return the result as JSON, and write it to `path` if one is given."""
-        return _saved(self.summary, "json", path)
+        return self._drawn("json", path)
 
-    def to_html(self, path: str | Path | None = None) -> str:
+    def to_html(self, path: File | None = None) -> str:
         """Return the page, one file that fetches nothing, and write it to `path` if one is given."""
-        return _saved(self.summary, "report", path)
+        return self._drawn("report", path)
 
-    def to_markdown(self, path: str | Path | None = None) -> str:
+    def to_markdown(self, path: File | None = None) -> str:
         """Return the report as Markdown for a pull request, and write it to `path` if one is given."""
-        return _saved(self.summary, "md", path)
+        return self._drawn("md", path)
+
+    def _drawn(self, form: str, path: File | None = None, quiet: bool = False) -> str:
+        from offpol_diag.report import render
+
+        text = render(self.summary, form, quiet=quiet)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
 
     def __repr__(self) -> str:
         """Return the verdict in one line."""
-        from offpol_diag.report import render
-
-        return f"Report({render(self.summary, 'terminal', quiet=True).strip()})"
+        return f"Report({self._drawn('terminal', quiet=True).strip()})"
 
     def _repr_html_(self) -> str:
         """Return the terminal's screen for a notebook; `to_html` makes the page."""
         from html import escape
 
-        from offpol_diag.report import render
-
-        return f"<pre>{escape(render(self.summary, 'terminal'))}</pre>"
+        return f"<pre>{escape(self._drawn('terminal'))}</pre>"
 
 
-def _saved(result: Result, form: str, path: object) -> str:
-    """Return a form of a result, and write it to a path, if any."""
-    from offpol_diag.report import render
-
-    text = render(result, form)
-    if path is not None:
-        if not isinstance(path, str | Path):
-            raise UsageError(f"{shown(path)}: cannot be written, as it is no path", "give a path")
-        try:
-            Path(path).write_text(text, encoding="utf-8")
-        except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
-            raise _unwritable(path, error) from error
-    return text
-
-
-def _unwritable(path: object, error: Exception) -> UsageError:
-    why = getattr(error, "strerror", None) or error
-    return UsageError(f"{path}: cannot be written ({why})", "choose another place")
+def _require(name: str, known: Mapping[str, Any], what: str) -> None:
+    if name not in known:
+        hint = did_you_mean(name, list(known)) or f"there are {', '.join(known) or 'none'}"
+        raise UsageError(f'the report has no {what} "{name}"', hint)
 
 
 # ---------------------------------------------------------------- the commands
 
 
-@checked
 def analyze(
-    what: Any,
+    what: What,
     *,
-    presets: Presets | None = None,
-    trainer: str | None = None,
-    sequences: File | None = None,
-    by_step: Names = (),
-    group_by: Names = (),
-    preset_file: File | None = None,
-    **how: Unpack[Computes],
+    presets: Presets = None,
+    trainer: Trainer = None,
+    sequences: Sequences = None,
+    **how: Unpack[Evaluates],
 ) -> Report:
-    """Analyse a dump: every number with its interval, the verdict, and the recommended correction.
-
-    Args:
-        what: paths (files, directories, globs, URLs) of dumps in any form; or a pyarrow, polars or pandas
-            table with a row per sequence or per token; or a dict from column to padded tensors [S, L] (with a
-            `response_mask`) or to one list per sequence. Column names are those of docs/dumps.md.
-        presets: corrections, by name ("token_is,seq_mis@3", "all") or as presets; None for the usual ones.
-        trainer: whose configuration is printed with the recommendation.
-        sequences: where to write a row per sequence (Parquet), which `Report.sequences` then reads.
-        by_step: names of numbers to be had for every training step too.
-        group_by: columns to break the numbers down by.
-        preset_file: presets of your own (docs/preset-files.md).
-        **how: `columns`, `on_bad_row`, `device`, `engine`, `threads`, `seed`, `progress`, `batch_tokens`
-            (see `Computes`), for all functions here.
+    """How bad is the mismatch, how sure is that, and where is it: every number, the verdict, what to do.
 
     Raises:
         OffpolError: the input cannot be read, or an argument cannot be used; with a hint.
     """
-    from offpol_diag.core.breakdowns import names_by_step, row_by_step
     from offpol_diag.presets.catalogue import FAMILIES
     from offpol_diag.trainers import trainer_named
 
-    known = _catalogue(preset_file)
+    known, trainer = _catalogue(how), trainer and trainer_named(trainer)
     asked = _presets(known, presets)
-    with argument("trainer"):
-        trainer = trainer and trainer_named(trainer)
-    rows = None if sequences is None else Path(sequences)
-    if rows is not None:
-        _require_writable("sequences", rows)
-    with _opened(what, how, group_by) as (dump, label):
+    with _opened(what, how) as dump:
         columns = dump.info.columns
         chosen = asked or _usual(dump, known, trainer)
         taken = {preset.name for preset in chosen}
         family = [known[name] for name in FAMILIES["old" if "old_log_probs" in columns else "current"]]
         chosen += tuple(one for one in family if one.name not in taken and not one.lacking(columns))
-        with argument("by_step"):
-            for name in by_step:
-                if row_by_step(name, chosen) is None:
-                    hint = did_you_mean(name, names_by_step(chosen)) or "docs/metrics.md lists the names"
-                    raise UsageError(f'"{name}" is no number that is summed by step', hint)
-        examined = _examined(dump, how, chosen, group_by, sequences=rows, by_step=by_step)
-    found = _labelled(_within(_advised(examined, "analyze", trainer)), label)
-    if rows is not None:
-        return Report(found, partial(_scanned, rows.absolute()))
-    if label:
-        return Report(found)
-    paths = [str(one) for one in (what if isinstance(what, list | tuple) else [what])]
-    again = {"presets": presets, "group_by": group_by, "preset_file": preset_file, **how, "progress": None}
-    given = [one if is_url(one) else str(Path(one).absolute()) for one in paths]
-    return Report(found, partial(_read_again, given, again))
+        found = _advised(
+            _examined(dump, how, chosen, sequences=Path(sequences) if sequences else None), trainer
+        )
+    return _report(found, "analyze")
 
 
-@checked
-def doctor(what: Any, *, group_by: Names = (), **how: Unpack[Computes]) -> Report:
-    """Say whether the mismatch is a bug, and which one; no correction is computed. See `analyze`."""
-    with _opened(what, how, group_by) as (dump, label):
-        found = _diagnosed(_examined(dump, how, (), group_by))
-    return Report(_labelled(_within(_named(found, "doctor")), label))
+def doctor(what: What, **how: Unpack[Computes]) -> Report:
+    """Is the mismatch a bug, and which one: the verdict, its causes with their evidence, and the fix.
+
+    No correction is evaluated and none is recommended: `analyze` does both.
+    """
+    with _opened(what, how) as dump:
+        return _report(_diagnosed(_examined(dump, how)), "doctor")
 
 
-@checked
 def compare(
-    what: Any,
-    *others: Any,
-    presets: Presets | None = None,
-    against: OnePreset | None = None,
-    group_by: Names = (),
-    preset_file: File | None = None,
-    **how: Unpack[Computes],
+    what: What, *others: Any, presets: Presets = None, against: Against = None, **how: Unpack[Evaluates]
 ) -> Report:
-    """Compare presets on one dump, or the runs of other dumps (B, C, …) with the first (A). See `analyze`.
+    """Corrections side by side on one dump, or further runs (B, C, …) against the first (A).
 
-    Args:
-        what: the dump, or run A.
-        *others: further runs.
-        presets: which; the usual ones for one dump, none for several.
-        against: with one dump, the preset that the others are compared with; the first by default.
-        group_by: see `analyze`.
-        preset_file: see `analyze`.
-        **how: see `analyze`.
+    Of one dump: what each correction keeps, drops and weighs, which does better, and what each drops that the
+    first one keeps. Of runs: what differs from A, by how much, and whether it is real after a correction for
+    looking at many numbers. Differences are paired, with intervals of their own.
     """
     from offpol_diag.compare import of_presets, of_runs, reference
 
-    known = _catalogue(preset_file)
-    asked = _presets(known, presets)
-    base = None if against is None else _one_preset(known, "against", against)
+    known = _catalogue(how)
+    asked, base = _presets(known, presets), None if against is None else _one_preset(known, against)
     if base is not None and others:
         hint = "leave it out, or compare presets on the dumps as one: --as-one, or in Python a list"
         raise UsageError("--against names a preset, and runs are compared with run A", hint)
     with ExitStack() as stack:
-        (dump, label), *further = (
-            stack.enter_context(_opened(one, how, group_by)) for one in (what, *others)
-        )
+        dumps = [stack.enter_context(_opened(one, how)) for one in (what, *others)]
         if others:
-            runs = [_examined(one, how, asked, group_by) for one, _ in ((dump, label), *further)]
+            runs = [_examined(one, how, asked) for one in dumps]
             results = [*map(_diagnosed, runs)]
-            found = _named(results[0], "compare")
-            update: dict[str, Any] = {"against": of_runs(runs, results)}
-        else:
-            chosen = tuple(dict.fromkeys((*(asked or _usual(dump, known)), *([base] if base else []))))
-            name = reference(dump.info.columns, chosen, base)
-            examined = _examined(dump, how, chosen, group_by, against=name)
-            found = _advised(examined, "compare")
-            update = {"comparison": of_presets(examined, found, name)}
-    return Report(_labelled(found.model_copy(update=update), label))
+            return _report(results[0], "compare", against=of_runs(runs, results))
+        chosen = tuple(dict.fromkeys((*(asked or _usual(dumps[0], known)), *([base] if base else []))))
+        name = reference(dumps[0].info.columns, chosen, base)
+        examined = _examined(dumps[0], how, chosen, against=name)
+        found = _advised(examined)
+        return _report(found, "compare", comparison=of_presets(examined, found, name))
 
 
-@checked
 def sweep(
-    what: Any,
-    preset: OnePreset,
+    what: What,
+    preset: Moved,
     *,
-    which: str | None = None,
-    at: Thresholds = None,
-    keep: Share = None,
-    preset_file: File | None = None,
-    **how: Unpack[Computes],
+    which: Which = None,
+    at: At = None,
+    keep: Keep = None,
+    **how: Unpack[Evaluates],
 ) -> Report:
-    """Evaluate one preset at many thresholds. See `analyze`.
-
-    Args:
-        what: the dump.
-        preset: the preset.
-        which: which of its bounds moves ("weight.upper", "reject"); None for the one it is about.
-        at: the thresholds, rising; None for round numbers where the data change.
-        keep: solve for the bounds that keep this share, as many lost below as above.
-        preset_file: see `analyze`.
-        **how: see `analyze`.
-    """
+    """One preset at many thresholds: what each keeps, its ESS, bias and variance, in one reading."""
     from offpol_diag.sweep import sweep as swept
 
-    moved = _one_preset(_catalogue(preset_file), "preset", preset)
-    with _opened(what, how) as (dump, label):
-        return Report(_labelled(swept(dump, moved, which, at, keep, **_where(how)), label))  # type: ignore[arg-type]
+    moved = _one_preset(_catalogue(how), preset)
+    with _opened(what, how) as dump:
+        return _report(swept(dump, moved, which, at, keep, **_computing(how)), "sweep")
 
 
-@checked
 def gate(
-    what: Any,
+    what: What,
     *,
-    max: Bounds = (),
-    min: Bounds = (),
-    gates: File | None = None,
-    baseline: File | None = None,
-    tolerance: str | float | None = None,
-    presets: Names = (),
-    fail_on: Literal["bug", "cannot_tell"] | None = None,
-    group_by: Names = (),
-    preset_file: File | None = None,
-    **how: Unpack[Computes],
+    fail_on: FailOn = None,
+    max: Max = (),
+    min: Min = (),
+    gates: Bounds = None,
+    baseline: Baseline = None,
+    tolerance: Tolerance = None,
+    presets: Presets = (),
+    **how: Unpack[Evaluates],
 ) -> Report:
-    """Hold numbers against bounds, or against an earlier result; `Report.passed` is the verdict.
+    """Hold numbers against bounds, or against an earlier result.
 
-    What cannot be judged, such as a name that is no metric, has not passed; `Report.gates` says why.
+    A bound fails only when the whole 95% interval lies beyond it; an interval with values on both sides
+    passes, and is called open. What cannot be judged, such as a name that is no metric, a value that is
+    unknown or unreliable, or NaN, has not passed.
 
-    Args:
-        what: the dump; or a `Report`, or the file of a result (RESULT.json), to be judged as it is.
-        max: name → the largest value that passes.
-        min: name → the smallest value that passes.
-        gates: a file of bounds (docs/ci.md).
-        baseline: an earlier result (JSON): nothing may be worse by more than the tolerance.
-        tolerance: the share of the baseline's value by which it may be; 0.1 by default.
-        presets: presets whose numbers are compared with the baseline as well.
-        fail_on: the mildest diagnosis that fails: "cannot_tell" or "bug".
-        group_by: see `analyze`.
-        preset_file: see `analyze`.
-        **how: see `analyze`.
+    NAME is a metric (k3, drift2.k3), a preset's (seq_mis.ess_tokens), or either at every training step
+    (step:NAME). A RESULT.json that --json wrote is judged as it is; in Python also a `Report`.
     """
     from offpol_diag.gate import judged, required
+    from offpol_diag.result import load
 
-    asked: dict[str, Any] = {"max": max, "min": min, "fail_on": fail_on, "baseline": baseline}
-    must = required(None if gates is None else Path(gates), tolerance=tolerance, presets=presets, **asked)
-    base, label = load(must.baseline) if must.baseline else None, ""
-    found = what.summary if isinstance(what, Report) else _result(what)
-    if found is None:
-        chosen, steps = must.to_compute(_catalogue(preset_file))
-        with _opened(what, how, group_by) as (dump, label):
-            found = _advised(_examined(dump, how, chosen, group_by, by_step=steps), "gate")
-    return Report(_labelled(found.model_copy(update={"gates": judged(found, must, base)}), label))
+    asked: dict[str, Any] = {"fail_on": fail_on, "baseline": baseline, "tolerance": tolerance}
+    for key, given in (("max", max), ("min", min)):
+        asked[key] = [f"{name}={x}" for name, x in given.items()] if isinstance(given, Mapping) else given
+    must = required(Path(gates) if gates else None, presets=words(presets), **asked)
+    base = load(must.baseline) if must.baseline else None
+    if isinstance(what, Report):
+        found = what.summary
+    elif isinstance(what, str | Path) and Path(what).suffix.lower() == ".json":
+        found = load(Path(what))
+    else:
+        chosen, steps = must.to_compute(_catalogue(how))
+        with _opened(what, how) as dump:
+            found = _advised(_examined(dump, how, chosen, by_step=steps))
+    return _report(found, "gate", gates=judged(found, must, base))
 
 
-@checked
 def check(
-    what: Any,
+    what: What,
     *,
-    logged: Files = None,
-    trainer: str | None = None,
-    presets: Presets | None = None,
-    preset_file: File | None = None,
-    **how: Unpack[Computes],
+    logged: Logged = (),
+    trainer: Trainer = None,
+    presets: Presets = None,
+    **how: Unpack[Evaluates],
 ) -> Checked:
-    """Compute what a trainer logs of a dump, step by step, and lay its own curves beside it.
+    """What does a trainer log of this dump? Step by step, and its own curves beside it.
 
-    Args:
-        what: the dump.
-        logged: curves by step: CSV, JSONL or Parquet, as W&B exports them; none: numbers alone.
-        trainer: who logs, verl also of a generation (`verl@2025-11`); by default what the metadata say.
-        presets: corrections that may have run; by default the recommended one and the trainer's default.
-        preset_file: see `analyze`.
-        **how: see `analyze`.
+    Each training step is taken as one batch of the trainer. Every metric is compared with the curve of its
+    name: where they are furthest apart, and from which step on they differ by more than float32 rounds.
     """
     from offpol_diag.check import checked as compared
     from offpol_diag.check import curves, numbers, who_logs
     from offpol_diag.trainers import defaults
 
-    known = _catalogue(preset_file)
+    logged = [logged] if isinstance(logged, str | Path) else logged
+    known, drawn = _catalogue(how), curves([*map(Path, logged)])
     asked = _presets(known, presets)
-    drawn = curves([Path(one) for one in logged or ()])
-    with _opened(what, how) as (dump, _):
-        with argument("trainer"):
-            who, generation = who_logs(trainer, dump.info.provenance)
+    with _opened(what, how) as dump:
+        who, generation = who_logs(trainer, dump.info.provenance)
         if not asked:
             usual = _usual(dump, known, who)
-            with _opened(what, how) as (same, _):
-                advice = _advised(_examined(same, how, usual), "check").recommendation
+            with _opened(what, how) as same:
+                advice = _advised(_examined(same, how, usual)).recommendation
             best = advice.method if advice else None
-            names = dict.fromkeys((best or usual[0].name, *defaults(who)[:1]))
-            asked = tuple(known[name] for name in names)
+            asked = tuple(known[name] for name in dict.fromkeys((best or usual[0].name, *defaults(who)[:1])))
         found = numbers(dump, asked, who, generation)
     if not found:
         lacks = dict.fromkeys(column for preset in asked for column in preset.lacking(dump.info.columns))
         missing = f"the dump has no {' and no '.join(lacks) or 'token'}"
         raise UsageError(missing, "log it, or name other presets with --presets")
     name = f"{who}@{generation}" if who == "verl" else who
-    curves_of = tuple(map(str, logged or ()))
-    return replace(compared(found, drawn, name), dump=tuple(dump.info.files), logged=curves_of)
+    read: dict[str, Any] = {"dump": tuple(dump.info.files), "logged": tuple(map(str, logged))}
+    return replace(compared(found, drawn, name), **read)
 
 
-@checked
 def rescore(
-    what: Any,
-    model: Any,
+    what: What,
+    model: Model,
     *,
-    to: File | None = None,
-    sample: Sample = SAMPLE,
-    tries: Names = (),
-    base: File | None = None,
-    max_length: Count = None,
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
-    attention: str | None = None,
+    to: To = None,
+    sample: Sample = 16,
+    tries: Tries = (),
+    base: Base = None,
+    max_length: MaxLength = None,
+    dtype: Dtype = "auto",
+    attention: Attention = None,
     device: Device = "auto",
     seed: Seed = 0,
-    progress: Progress = None,
+    progress: Any = None,
     **how: Unpack[Reads],
 ) -> Report:
-    """Score a dump's responses with the run's model: which side is reproduced, and what the other computes.
+    """Who is wrong, the engine or the trainer? The run's model scores the responses again: a third opinion.
 
-    Args:
-        what: the dump, with `token_ids` and `prompt_ids`; see `analyze`.
-        model: a folder or a name on the hub, or several, the run's own first; or a live causal model of
-            transformers, such as a trainer has in a debugger. It is left as it was.
-        to: where the scored responses go; nowhere by default.
-        sample: how many prompts are scored; "all" or None for all of them.
-        tries: hypotheses to try, by name or family; all by default.
-        base: the base model of an adapter that does not say it.
-        max_length: sequences of more tokens are left out.
-        dtype: type of the body; "auto" is float32 where it fits.
-        attention: which attention of transformers.
-        device: see `analyze`.
-        seed: of the sample, and of the intervals.
-        progress: called with tokens done and in all.
-        **how: `columns`, `on_bad_row`; see `analyze`.
+    Says which column that model does not reproduce, and tries the hypotheses instead of guessing them:
+    without the adapter, at another scale, with other checkpoints, another temperature or prompt, without the
+    window, the soft cap, the sinks or the scaling of RoPE. Needs token_ids and prompt_ids, and the extra
+    rescore.
     """
     from offpol_diag.dump.convert import in_files
+    from offpol_diag.files import TemporaryFolder
     from offpol_diag.rescore.command import rescored
 
     given = locals()
-    names = ("sample", "tries", "base", "max_length", "dtype", "attention", "device", "seed")
-    if to is not None:
-        _require_writable("to", Path(to))
-    with in_files(what) as (paths, label), files.TemporaryFolder() as folder:
+    names = ("base", "max_length", "dtype", "attention", "device", "seed", "progress")
+    asked: dict[str, Any] = {name: given[name] for name in names} | _reading(how)
+    asked |= {"sample": sample or None, "tries": words(tries)}
+    with in_files(what) as (paths, label), TemporaryFolder() as folder:
         target = folder.path / "rescored.parquet" if to is None else Path(to)
-        asked: dict[str, Any] = {name: given[name] for name in (*names, "progress")} | how
         reference, columns = rescored(paths, model, target, LOG.info, **asked)
-        again: Computes = {"seed": seed, "device": "cpu", "columns": columns}
-        with _opened(str(target), again) as (dump, _):
-            found = _named(_diagnosed(_examined(dump, again, ())), "rescore")
+        again = Computes(seed=seed, device="cpu", columns=columns)
+        with _opened(str(target), again) as dump:
+            dump.info = replace(dump.info, files=(label,), given=()) if label else dump.info
+            found = _diagnosed(_examined(dump, again))
         reference.written = "" if to is None else reference.written
-    return Report(_labelled(found.model_copy(update={"reference": reference}), label))
+    return _report(found, "rescore", reference=reference)
 
 
-@checked
-def convert(what: Any, to: File, **how: Unpack[Reads]) -> Converted:
-    """Write what a trainer wrote by itself as a canonical dump: Parquet, a row per sequence.
+def convert(what: What, to: To, *, columns: Columns = None) -> Converted:
+    """What a trainer wrote by itself, as a canonical dump: Parquet, one row per sequence.
 
-    Args:
-        what: files, directories of them, or globs, on this disk.
-        to: the file that is written.
-        **how: `columns`; see `analyze`.
+    Every function that takes a dump reads the same files by itself; this keeps the result.
     """
     from offpol_diag.dump.convert import convert as converted
 
-    given = [str(one) for one in (what if isinstance(what, list | tuple) else [what])]
-    return converted(given, Path(to), how.get("columns"))  # type: ignore[arg-type]
+    files = [what] if isinstance(what, str | Path) else what
+    return converted([*map(str, files)], Path(to or ""), pairs(columns))
 
 
-def report(result: File) -> Report:
-    """Load the result that `to_json`, or `--json` of a command, wrote.
+def report(result: Saved) -> Report:
+    """Draw a report again from the JSON of a result, equal to the one first drawn."""
+    from offpol_diag.result import load
 
-    Raises:
-        ResultError: it cannot be read back.
-    """
     return Report(load(Path(result)))
 
 
@@ -751,30 +492,36 @@ def report(result: File) -> Report:
 
 
 @contextmanager
-def _opened(what: Any, how: Any, group_by: Sequence[str] = ()) -> Iterator[tuple[Dump, str]]:
-    """Yield what is given as a dump, and a name for what lay in memory (else empty)."""
+def _opened(what: What, how: Mapping[str, Any]) -> Iterator[Dump]:
+    """Yield what is given as a dump; what lies in memory has its type as the name of its file."""
     from offpol_diag.dump.convert import in_files, open_dump
     from offpol_diag.run.threads import TOKENS
 
-    given = {"on_bad_row": how["on_bad_row"]} if "on_bad_row" in how else {}
-    given["batch_tokens"] = how.get("batch_tokens") or TOKENS
+    size, groups = how.get("batch_tokens") or TOKENS, words(how.get("group_by"))
     with in_files(what) as (paths, label):
-        dump = open_dump(paths, columns=how.get("columns") or None, group_by=group_by, **given)
-        dump.info = replace(dump.info, given=tuple(map(clean, paths)))
-        yield dump, label
+        dump = open_dump(paths, batch_tokens=size, group_by=groups, **_reading(how))
+        names = {"files": (label,)} if label else {"given": tuple(map(clean, paths))}
+        dump.info = replace(dump.info, **names)
+        yield dump
 
 
-def _where(how: Computes) -> Any:
+def _reading(how: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments on reading a dump."""
+    given = {"on_bad_row": how["on_bad_row"]} if "on_bad_row" in how else {}
+    return given | {"columns": pairs(how.get("columns")) or None}
+
+
+def _computing(how: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments on computing of every pass over a dump."""
-    return {name: x for name, x in how.items() if name not in ("columns", "on_bad_row", "batch_tokens")}
+    others = ("columns", "on_bad_row", "batch_tokens", "preset_file")
+    given = {name: x for name, x in how.items() if name not in others}
+    return given | {"group_by": words(how.get("group_by"))}
 
 
-def _examined(
-    dump: Dump, how: Computes, presets: Sequence[Preset], group_by: Sequence[str] = (), **more: Any
-) -> Examined:
+def _examined(dump: Dump, how: Mapping[str, Any], presets: Sequence[Preset] = (), **more: Any) -> Examined:
     from offpol_diag.core.observe import examine
 
-    return examine(dump, presets=presets, group_by=group_by, **_where(how), **more)
+    return examine(dump, presets=presets, **_computing(how), **more)
 
 
 def _diagnosed(found: Examined) -> Result:
@@ -783,54 +530,43 @@ def _diagnosed(found: Examined) -> Result:
     return diagnosed(found)
 
 
-def _advised(found: Examined, command: str, trainer: str | None = None) -> Result:
-    """Return the numbers with the recommendation, and its configuration for a trainer."""
+def _advised(found: Examined, trainer: str | None = None) -> Result:
+    """Return the numbers with the verdict and the recommendation, and its configuration for a trainer."""
     from offpol_diag.advice import advised
 
-    return advised(_named(_diagnosed(found), command), trainer)
+    return advised(_diagnosed(found), trainer)
 
 
-def _named(result: Result, command: str) -> Result:
-    """Return the result with the name of its command."""
-    return result.model_copy(update={"run": result.run.model_copy(update={"command": command})})
-
-
-def _labelled(result: Result, label: str) -> Result:
-    """Return a result with the name of its source where that lay in memory."""
-    if not label:
-        return result
-    return result.model_copy(update={"dump": result.dump.model_copy(update={"files": [label], "given": []})})
-
-
-def _within(result: Result) -> Result:
-    """Return the result with the range that K3 is expected in, where the metadata of the dump says enough."""
+def _report(result: Result, command: str, **found: Any) -> Report:
+    """Return a result as that of a command, with what it found beside the numbers."""
     from offpol_diag.diagnosis import recorded
 
-    found = recorded.expected(result.dump.provenance)
-    return result.model_copy(update={"charts": result.charts.model_copy(update={"expected": found})})
+    found["run"] = result.run.model_copy(update={"command": command})
+    if command in ("analyze", "doctor"):  # the K3 to be expected, where the metadata say enough
+        expected = recorded.expected(result.dump.provenance)
+        found["charts"] = result.charts.model_copy(update={"expected": expected})
+    return Report(result.model_copy(update=found))
 
 
-def _catalogue(file: File | None) -> Catalogue:
+def _catalogue(how: Mapping[str, Any]) -> Catalogue:
     """Return the built-in presets and the user's; a built-in name of another meaning is a warning."""
     from offpol_diag.presets import catalogue
 
-    with argument("preset_file"):
-        found = catalogue.load(None if file is None else Path(file))
+    file = how.get("preset_file")
+    found = catalogue.load(Path(file) if file else None)
     if found.replaced:
         LOG.warning("%s gives its own meaning to %s", file, ", ".join(found.replaced))
     return found
 
 
-def _presets(known: Catalogue, named: Presets | None) -> tuple[Preset, ...]:
-    with argument("presets"):
-        return () if named is None else known.resolve(named)
+def _presets(known: Catalogue, named: Presets) -> tuple[Preset, ...]:
+    return () if named is None else known.resolve(named)
 
 
-def _one_preset(known: Catalogue, name: str, given: OnePreset) -> Preset:
-    with argument(name):
-        found = known.resolve([given])
-        if len(found) != 1:
-            raise UsageError(f"{shown(given)} names {len(found)} presets", "name one")
+def _one_preset(known: Catalogue, given: Presets) -> Preset:
+    found = known.resolve([given])
+    if len(found) != 1:
+        raise UsageError(f"{given} names {len(found)} presets", "name one")
     return found[0]
 
 
@@ -839,52 +575,3 @@ def _usual(dump: Dump, known: Catalogue, trainer: str | None = None) -> tuple[Pr
     from offpol_diag.trainers import defaults, named_in
 
     return known.usual(dump.info.columns, defaults(trainer or named_in(dump.info.provenance)))
-
-
-def _result(what: Any) -> Result | None:
-    """Return the result that is given in place of a dump; None where a dump is.
-
-    Raises:
-        UsageError: it is at a URL, or not alone.
-    """
-    paths = [
-        str(one)
-        for one in (what if isinstance(what, list | tuple) else [what])
-        if isinstance(one, str | Path)
-    ]
-    results = [name for name in paths if name.lower().endswith(".json")]
-    if any(map(is_url, results)):
-        raise UsageError("a result is read from this disk, and a URL is named", "copy it, and name the file")
-    if results and len(paths) > 1:
-        raise UsageError("a result is judged alone", f"give {results[0]} and nothing else, or only dumps")
-    return load(Path(results[0])) if results else None
-
-
-def _require_writable(name: str, path: Path) -> None:
-    """Refuse a path that is a directory, or whose folder does not exist."""
-    try:
-        folder, there = path.is_dir(), path.parent.is_dir()
-    except (OSError, ValueError) as error:
-        raise _unwritable(path, error) from error
-    if folder:
-        raise UsageError(f"{name}: {path} is a directory", "name a file in it")
-    if not there:
-        raise UsageError(f"{path}: its folder does not exist", f"make it first: mkdir -p {path.parent}")
-
-
-def _scanned(file: Path) -> pl.LazyFrame:
-    """Return the rows of sequences in a file that `analyze` wrote."""
-    import polars as pl
-
-    if not file.is_file():
-        raise UsageError(f"{file}: the rows of sequences are not there any more", "analyze the dump again")
-    return pl.scan_parquet(file, glob=False)
-
-
-def _read_again(paths: Sequence[str], how: Any) -> pl.LazyFrame:
-    """Analyse a dump again for its rows of sequences."""
-    import polars as pl
-
-    with files.TemporaryFolder() as folder:
-        analyze(paths, sequences=(file := folder.path / "rows.parquet"), **how)
-        return pl.read_parquet(file, glob=False).lazy()

@@ -186,7 +186,7 @@ def read(*names: str) -> None:
 def answer(words: tuple[str, ...], given: dict[str, bytes]) -> tuple[object, str, dict[str, bytes]]:
     """Run one input in a folder of its own: exit code, what is printed, files that are new or changed."""
     from offpol_diag.cli import app
-    from offpol_diag.shell import PROGRAM, exit_codes
+    from offpol_diag.shell import exit_codes
 
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors="backslashreplace") for _ in range(2))
     code: object = 0
@@ -200,7 +200,7 @@ def answer(words: tuple[str, ...], given: dict[str, bytes]) -> tuple[object, str
                     if words[0] == "read":
                         read(*words[1:])
                     else:
-                        code = app(args=[*words], prog_name=PROGRAM, standalone_mode=False)
+                        app(args=[*words], prog_name="offpol-diag")
             except SystemExit as end:
                 code = end.code
         there = {

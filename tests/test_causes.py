@@ -166,7 +166,7 @@ def test_a_cause_is_printed_whole_at_any_width_without_a_dump(name, monkeypatch,
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [(), ("list",), ("-q",)])
+@pytest.mark.parametrize("words", [("list",), ("list", "-q")])
 def test_without_a_cause_all_are_listed(words):
     ran = explain(*words)
     assert ran.exit_code == 0
@@ -180,13 +180,6 @@ def test_without_a_cause_all_are_listed(words):
 REFUSED = [
     (("weights_not_sync",), "there is no cause 'weights_not_sync'", "did you mean weights_not_synced"),
     (("zzz",), "there is no cause 'zzz'", "`offpol-diag doctor --explain list` lists all"),
-    (
-        ("stale", "dump.parquet"),
-        "--explain reads no dump and has no result, and DUMP is given",
-        "writes text",
-    ),
-    (("stale", "--json", "a.json"), "and --json is given", "with --md Markdown"),
-    (("stale", "-o", "a.html"), "and -o is given", "with --md Markdown"),
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from pathlib import Path
@@ -81,10 +80,3 @@ def test_the_readmes_writer_writes_a_dump_that_is_analysed(clone):
     assert (found.summary.dump.sequences, found.summary.dump.groups) == (32, 8)
     assert "policy_lag" in found.summary.dump.columns
     assert found.diagnosis.verdict != "bug"
-
-
-def test_the_rows_of_a_report_are_read_from_another_folder_too(clone, tmp_path):
-    found = offpol_diag.analyze("sample_data/healthy.parquet", presets=(), progress=False)
-    (tmp_path / "elsewhere").mkdir()
-    os.chdir(tmp_path / "elsewhere")
-    assert found.sequences().collect().height == found.summary.dump.sequences

@@ -96,10 +96,10 @@ import signal, sys
 sys.path[:0] = ["tests", "."]
 from cluster_jobs import Look
 from pathlib import Path
-from offpol_diag.shell import exit_codes, terminator
+from offpol_diag.shell import exit_codes, terminated
 from offpol_diag.dump.read import open_dump
 from offpol_diag.run.threads import Threads
-signal.signal(signal.SIGTERM, terminator())
+signal.signal(signal.SIGTERM, terminated)
 with exit_codes():
     Threads(2).reduce(open_dump([sys.argv[1]], batch_tokens=50), Look(Path(sys.argv[2]), seconds=0.3))
 """
