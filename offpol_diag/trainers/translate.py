@@ -148,10 +148,9 @@ def configured(preset: Preset, trainer: str) -> Config:
         if found and not (settings and version(since) < version(oldest)):
             continue
         newest, oldest, until = newest or form, since, form.get("until", "")
-        spans = [f" from {since}"] * bool(since and settings) + [f", before {until}"] * bool(until)
-        versions = own["name"] + "".join(spans if since and settings else ())
+        span = f" from {since}" + f", before {until}" * bool(until) if since and settings else ""
         read = ", ".join(form["read"].split(maxsplit=1))
-        found += snippets(settings, own, versions=versions, read=read, current=not until)
+        found += snippets(settings, own, versions=own["name"] + span, read=read)
         notes += said
     if not found:
         raise refused[0]

@@ -33,7 +33,6 @@ class Snippet:
         file: name of the file it belongs in, if the trainer reads a fixed one.
         versions: the trainer's versions that accept it: `verl from 0.7.1`; its name if none is known.
         read: date and commit at which its keys were read.
-        current: whether the newest version accepts it.
     """
 
     language: Language
@@ -42,7 +41,6 @@ class Snippet:
     file: str = ""
     versions: str = ""
     read: str = ""
-    current: bool = True
 
 
 def snippets(settings: Settings, trainer: Mapping[str, Any], **said: Any) -> Iterator[Snippet]:
@@ -51,7 +49,7 @@ def snippets(settings: Settings, trainer: Mapping[str, Any], **said: Any) -> Ite
     Args:
         settings: keys of the trainer with their values.
         trainer: the trainer's table, with `write`, and where they apply `added` and `call`.
-        said: what all blocks say: `versions`, `read`, `current`.
+        said: what all blocks say: `versions`, `read`.
     """
     apart = {key: value for key, value in settings.items() if "/" in key}
     if apart:
