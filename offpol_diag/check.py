@@ -187,12 +187,7 @@ def curves(files: Sequence[Path]) -> Curves:
         except OSError as error:
             raise UsageError(f"{file}: cannot be read ({error.strerror or error})", HINT) from error
         except (Exception, pl.exceptions.PanicException) as error:  # of damaged files
-            raise UsageError(f"{file}: holds no curves", HINT) from error
-        charts = [name for name in table.columns if not name.endswith(("__MIN", "__MAX"))]
-        names = {name: name.rpartition(" - ")[2] for name in charts}  # a chart of W&B: `RUN - METRIC`
-        if twice := [name for name, many in Counter(names.values()).items() if many > 1]:
-            raise UsageError(f"{file}: holds {twice[0]} of several runs", "export one run alone")
-        table = table.select(charts).rename(names).cast(pl.Float64, strict=False)
+            raise UsageError(f"{file}: holds no curves of one run", HINT) from error
         lower = {name.lower(): name for name in table.columns}
         step = next((lower[one] for one in STEPS if one in lower), None)
         if step is None or not table[step].is_finite().any():
@@ -206,7 +201,7 @@ def curves(files: Sequence[Path]) -> Curves:
 
 
 def _table(suffix: str, data: bytes) -> pl.DataFrame:
-    """Return the columns of numbers, and of texts, which may be numbers, of a file."""
+    """Return the numbers of a file, also those that are texts, by name; W&B names them `RUN - METRIC`."""
     if suffix == ".parquet":
         table = pl.read_parquet(data)
     elif suffix == ".csv":
@@ -216,7 +211,8 @@ def _table(suffix: str, data: bytes) -> pl.DataFrame:
         table = pl.DataFrame(rows, infer_schema_length=None, strict=False)
     else:
         raise ValueError(suffix)
-    return table.select(selectors.numeric() | selectors.string())
+    table = table.select((selectors.numeric() | selectors.string()) - selectors.ends_with("__MIN", "__MAX"))
+    return table.rename(lambda name: name.rpartition(" - ")[2]).cast(pl.Float64, strict=False)
 
 
 # ---------------------------------------------------------------- one beside the other
