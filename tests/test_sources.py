@@ -69,4 +69,4 @@ def test_a_citation_links_to_its_lines() -> None:
     link = linked("verl b178a3cd (2026-01-29) verl/trainer/config/algorithm.py:182-193 and more")
 
     address = "https://github.com/verl-project/verl/blob/b178a3cd/verl/trainer/config/algorithm.py#L182-L193"
-    assert link == f"verl b178a3cd (2026-01-29) [algorithm.py:182-193]({address}) and more"
+    assert link == f"[verl algorithm.py:182-193]({address})"
