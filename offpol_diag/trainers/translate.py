@@ -115,13 +115,13 @@ def sayable(preset: Preset, trainers: Iterable[str] = TRAINERS) -> tuple[str, ..
 def nearest(preset: Preset, trainer: str) -> str:
     """Return the preset with most of this one's parts, and no others, that the trainer can say; else ""."""
 
-    def parts(one: Preset) -> set[object]:
-        weights = {(w.over, w.action, w.normalize) for w in (one.weight,) if w}
+    def kinds(one: Preset) -> set[object]:
+        weights = {(one.weight.over, one.weight.action, one.weight.normalize)} if one.weight else set()
         return weights | {(r.statistic, r.over, r.advantage) for r in one.reject} | {bool(one.veto)} - {False}
 
     some = [one for one in catalogue.load().values() if one.policy == preset.policy]
-    some = [one for one in some if parts(one) and parts(one) <= parts(preset)]
-    able = (one for one in sorted(some, key=lambda one: -len(parts(one))) if sayable(one, (trainer,)))
+    some = [one for one in some if kinds(one) and kinds(one) <= kinds(preset)]
+    able = (one for one in sorted(some, key=lambda one: -len(kinds(one))) if sayable(one, (trainer,)))
     return next((one.name for one in able), "")
 
 
