@@ -207,4 +207,4 @@ def test_records_of_equal_score_are_ordered_by_their_text_and_merge_in_any_order
     parts = of((1.0, "b", 1), (1.0, "a", 2)), of((2.0, "z", 3), (0.5, "a", 4)), of((1.0, "a", 1))
     for some in permutations(parts):
         found = reduce(Records.merge, some).rows
-        assert [(row["id"], *row["x"].tolist()) for _, row in found] == [("z", 3), ("a", 1), ("a", 2)]
+        assert [(row["id"], *row["x"].tolist()) for *_, row in found] == [("z", 3), ("a", 1), ("a", 2)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,24 +29,27 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Records:
-    """The rows of highest score, falling; equal scores are ordered by the fields, in their order, as text."""
+    """The rows of highest score, falling; equal scores are ordered by the fields, in their order, as text.
+
+    A row stands behind what it is ordered by, which is made once.
+    """
 
     most: int
-    rows: tuple[tuple[float, Row], ...]
+    rows: tuple[tuple[float, tuple[str | bytes, ...], Row], ...]
 
     @classmethod
     def of(cls, most: int, scored: Iterable[tuple[float, Row]]) -> Records:
         """Keep the best of some rows."""
 
-        def order(one: tuple[float, Row]) -> tuple[float, list[str | bytes]]:
-            score, row = one
-            return -score, [x.tobytes() if isinstance(x, np.ndarray) else repr(x) for x in row.values()]
+        def text(x: Any) -> str | bytes:
+            return x.tobytes() if isinstance(x, np.ndarray) else repr(x)
 
-        return cls(most, tuple(sorted(scored, key=order)[:most]))
+        rows = tuple((-score, tuple(map(text, row.values())), row) for score, row in scored)
+        return cls(most, ()).merge(cls(most, rows))
 
     def merge(self, other: Records) -> Records:
         """Keep the best of both."""
-        return Records.of(self.most, self.rows + other.rows)
+        return Records(self.most, tuple(sorted(self.rows + other.rows, key=itemgetter(0, 1))[: self.most]))
 
     def read(self, kind: type[M]) -> list[M]:
         """Return the rows, best first; log-probs of a sequence's tokens to 5 digits."""
@@ -55,7 +59,7 @@ class Records:
                 return x
             return [float(f"{one:.5g}") for one in x.tolist()] if x.dtype == np.float64 else x.tolist()
 
-        return [kind(**{name: plain(x) for name, x in row.items()}) for _, row in self.rows]
+        return [kind(**{name: plain(x) for name, x in row.items()}) for *_, row in self.rows]
 
 
 # ---------------------------------------------------------------- worst sequences and tokens
