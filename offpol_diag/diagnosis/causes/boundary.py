@@ -80,9 +80,8 @@ class Boundary(Cause):
                 if (taken & at).sum() < FEWEST or share < max(COPIED, BESIDE * beside):
                     continue
                 evidence = (
-                    f"{percent(share)} of {int(at.sum()):,} rows hold at the {name} token, in the {column} "
-                    f"column, exactly the value at the {source} token of another row; {percent(beside)} of "
-                    "tokens elsewhere do"
+                    f"{percent(share)} of {at.sum():,} rows hold at the {name} token of the {column} column "
+                    f"exactly the value at the {source} token of another row"
                 )
                 words = {"place": f"the {name} token"}
                 one = self.of_tokens(evidence, rows, at, words=words, exact=True)

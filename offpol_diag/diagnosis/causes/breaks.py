@@ -112,11 +112,15 @@ class Retokenization(Cause):
         if np.mean(begins > 0) < 0.6 or rows.size[tokens].mean() < OTHER_TEXT * in_place.size.mean():
             return None
         evidence = (
-            f"{len(own):,} of {int(long.sum()):,} sequences agree to {in_place.size.mean():.2g} nats a token "
+            f"{len(own):,} of {long.sum():,} sequences agree to {in_place.size.mean():.2g} nats a token "
             f"outside and differ by {rows.size[tokens].mean():.2g} inside"
         )
         to_end = float(np.mean(end[own] == rows.lengths[own]))
-        thirds = np.array([_ends(rows.size[rows.starts[i] :][slice(*blocks[i])]) for i in blocks])
+        parts = [
+            np.array_split(rows.size[rows.starts[i] + a : rows.starts[i] + b], 3)
+            for i, (a, b) in blocks.items()
+        ]
+        fades = np.mean([one[0].mean() for one in parts]) > 1.8 * np.mean([one[-1].mean() for one in parts])
         where, cause = float(np.median(begins)), Cause()
         words = {"where": f"{where:.0f}", "share": percent(len(own) / int(long.sum()))}
         one_place = np.mean(np.abs(begins - where) <= 0.15 * where + 3) > 0.7
@@ -124,7 +128,7 @@ class Retokenization(Cause):
             cause, whole = LongContext(), begins + numbers(rows.column("prompt_length"))[own]
             if np.isfinite(whole).all() and np.std(whole) <= np.std(begins) + 0.5:
                 words["where"] = f"{np.median(whole):.0f} of prompt and response"
-        elif to_end > 0.5 or thirds[:, 0].mean() > 1.8 * thirds[:, 1].mean():
+        elif to_end > 0.5 or fades:
             cause = self  # what follows one changed token fades; text that was not sampled does not
         elif in_place.size.mean() < 0.05 * rows.size[tokens].mean():
             cause = WrongMask()
@@ -139,12 +143,6 @@ class Retokenization(Cause):
             at = a + int((b - a) * rng.uniform(0.3, 0.6))
             p[at:b] = np.roll(p[at:b], 1) - rng.exponential(1.0, b - at)
         return replace(rows, p=p)
-
-
-def _ends(off: Floats) -> tuple[float, float]:
-    """Return the mean of the first and of the last third of a block."""
-    third = max(1, len(off) // 3)
-    return float(off[:third].mean()), float(off[-third:].mean())
 
 
 def _block(rows: Rows, i: int, usual: float) -> tuple[int, int] | None:
@@ -162,7 +160,7 @@ def _block(rows: Rows, i: int, usual: float) -> tuple[int, int] | None:
     end = int((excess - np.minimum.accumulate(before)).argmax()) + 1
     begin = int(before[:end].argmin())
     inside, outside = size[begin:end], np.concatenate((size[:begin], size[end:]))
-    if min(len(inside) - 2, len(outside) - 4, (inside > 0.3).sum() - max(3, 0.25 * len(inside))) < 0:
+    if min(len(inside) - 3, len(outside) - 4, (inside > 0.3).sum() - max(3, 0.25 * len(inside))) < 0:
         return None  # a few tokens that are far off
     if not inside.mean() > 6 * max(outside.mean(), usual) + 0.1:
         return None

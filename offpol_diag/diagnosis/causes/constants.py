@@ -24,14 +24,11 @@ below −1 there, in that of tokens of any kind: 21 to 55% in models of six arch
 RUN, PADDED, ORDINARY = 1.6, 0.3, 0.3
 """Mean run of constants from which they are no single tokens; least share of sequences that end in padding,
 and of these whose last token is none of a policy that has become certain by degrees."""
-GRIDS = {
-    "bfloat16": (8, "0.002%"),
-    "float16": (11, "0.01%"),
-    **{f"{places}-decimal": (places, "2%") for places in (1, 2, 3, 4)},
-}
-"""Number format → its significant bits or decimals, and the share of values on it by chance."""
+GRIDS = {"bfloat16": 0, "float16": 0, "1-decimal": 1, "2-decimal": 2, "3-decimal": 3, "4-decimal": 4}
+"""Number format → its decimals."""
 ON_GRID, VALUES, DIFFERENT = 0.98, 50, 20
-"""Least share of values on a grid (some are written by another path), fewest values and different ones."""
+"""Least share of values on a grid (by chance up to 2%; some are written by another path), fewest values, and
+fewest different ones."""
 
 
 class Sentinel(Cause):
@@ -111,8 +108,8 @@ class WrongMask(Cause):
             return None
         tokens = same & (rows.from_end < run[rows.owner]) & ends[rows.owner]
         evidence = (
-            f"{int(tokens.sum()):,} tokens at the end of {int(ends.sum()):,} sequences hold {q:.7g} "
-            f"in the rollout column and {p:.7g} in the train column, exactly"
+            f"{tokens.sum():,} tokens at the end of {ends.sum():,} sequences hold exactly {q:.7g} in the "
+            f"rollout column and {p:.7g} in the train column"
         )
         return self.of_tokens(evidence, rows, tokens, exact=True)
 
@@ -146,8 +143,7 @@ class CopiedMean(Cause):
             varied = (varies > 1e-3) & (rows.lengths >= 4)
             if varied.sum() >= 8 and (spread[varied] == 0).mean() > 0.95:
                 evidence = (
-                    f"{int((spread[varied] == 0).sum()):,} of {int(varied.sum()):,} sequences hold one value "
-                    f"throughout in the {name} column"
+                    f"all tokens of {(spread == 0).sum():,} sequences hold one value in the {name} column"
                 )
                 every = np.ones(rows.tokens, bool)
                 return self.of_tokens(evidence, rows, every, words={"column": name}, exact=True)
@@ -236,13 +232,11 @@ class LowPrecision(Cause):
             some = x[(x < -1e-4) & (x > -60)]
             if len(some) < VALUES or len(np.unique(some)) < DIFFERENT:
                 continue
-            for grid, (bits, chance) in GRIDS.items():
-                share = float(np.mean(_on(grid, bits, some)))
+            for grid in GRIDS:
+                share = float(np.mean(_on(grid, some)))
                 if share <= ON_GRID:
                     continue
-                evidence = (
-                    f"{percent(share)} of the {name} log-probs are {grid} numbers (by chance: {chance})"
-                )
+                evidence = f"{percent(share)} of the {name} log-probs are {grid} numbers"
                 q, p = (np.where(y == 0, -1e-6, y) for y in (rows.q, rows.p))  # what was rounded to 0
                 words = {"column": name, "grid": grid}
                 return self.of_all(evidence, rows, exact=True, repaired=replace(rows, q=q, p=p), words=words)
@@ -253,12 +247,12 @@ class LowPrecision(Cause):
         return replace(rows, q=(bits & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64))
 
 
-def _on(grid: str, bits: int, x: Floats) -> Flags:
+def _on(grid: str, x: Floats) -> Flags:
     """Return which values are numbers of a grid."""
     single = x.astype(np.float32)
     if grid == "bfloat16":
         return np.asarray((single.view(np.uint32) & 0xFFFF) == 0)
     if grid == "float16":
         return np.asarray(single.astype(np.float16) == single)
-    scaled = x * 10.0**bits
+    scaled = x * 10.0 ** GRIDS[grid]
     return np.asarray(np.abs(scaled - np.rint(scaled)) < 0.01)

@@ -12,11 +12,9 @@ from offpol_diag.diagnosis.rows import Rows, percent, uncertain
 EARLY, LATE, FEWEST = 8, 32, 4
 """A wrong prompt affects the first `EARLY` tokens of a response most, and tokens from `LATE` on less; and
 fewest responses that show it."""
-FALLS, NATS, USUAL, PART = 3.0, 0.15, 8.0, 0.5
+FALLS, NATS, USUAL, PART, OTHERWISE = 3.0, 0.15, 8.0, 0.5, 4.0
 """Least factor by which |Δ| falls along a response, least |Δ| at its beginning (nats), and its least factor
-over that of other responses; share of responses below which only these are concerned."""
-OTHERWISE = 4.0
-"""How many more responses fall than rise."""
+over that of other responses; share of responses below which only these are concerned; how many more fall."""
 AT_FIRST, STEEP = 1.8, (1.0, 3.0)
 """Least mean |Δ|/(1 − π_rollout), cut at `CAP`, of first tokens after another prompt: it is 2.4 to 2.9 as a
 rule, and 0.2 to 1.5 where the weights were updated during the response. Where it fades at once: its least
@@ -71,16 +69,11 @@ class WrongContext(Cause):
         if (some & later).sum() < 100 or not fades:
             return None  # later tokens are more certain, and differ as much as that leaves room for
         evidence = (
-            f"in {int(falling.sum()):,} of {int(long.sum()):,} longer responses the first {EARLY} tokens "
-            f"differ by {early[falling].mean():.2g} nats on average and those from {LATE} on by "
-            f"{end[falling].mean():.2g}; the other way round in {int(rising.sum()):,}"
+            f"in {falling.sum():,} of {long.sum():,} longer responses the first {EARLY} tokens differ by "
+            f"{early[falling].mean():.2g} nats on average, those from {LATE} on by {end[falling].mean():.2g}"
         )
-        words = {"share": percent(share) if part else "all"}
-        tokens = there if part else ~later
-        mended = rows.keep(~tokens)
-        return Found(
-            self, evidence, rows, tokens, rows.sum(tokens) > 0, mended, words=words, approximate=True
-        )
+        tokens, words = there if part else ~later, {"share": percent(share) if part else "all"}
+        return self.of_tokens(evidence, rows, tokens, words=words, approximate=True)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         """Move the train column of a third of the rows by what fades over tens of tokens."""

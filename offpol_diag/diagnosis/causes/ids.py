@@ -118,8 +118,8 @@ class SpecialToken(Cause):
             return None  # other tokens that begin responses, or are uncertain, are off as well
         names = ", ".join(str(values[at]) for at in worst)
         evidence = (
-            f"{int(tokens.sum()):,} tokens with id {names} differ by {rows.size[tokens].mean():.2g} nats on "
-            f"average, all others by {float(rows.size[~tokens].mean()):.2g}"
+            f"{tokens.sum():,} tokens with id {names} differ by {rows.size[tokens].mean():.2g} nats on "
+            f"average, all others by {rows.size[~tokens].mean():.2g}"
         )
         return self.of_tokens(evidence, rows, tokens, words={"ids": names})
 

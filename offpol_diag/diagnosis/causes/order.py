@@ -100,9 +100,8 @@ class RowPermutation(Cause):
         if gap > CENTRED * size:
             return None
         evidence = (
-            f"in {sum(apart)} of {len(probed)} of the sequences that differ by more than {BAD:g} nats a "
-            f"token the columns are unrelated, and of the same mean to {gap:.2g} nats: other rows' values; "
-            "their own are not in the sample"
+            f"in {sum(apart)} of {len(probed)} sequences that differ the columns are unrelated, of one mean "
+            f"to {gap:.2g} nats: other rows' values; their own are not in the sample"
         )
         words = {
             "examples": "compare the first tokens of all rows of a step",
@@ -173,9 +172,8 @@ class SegmentOrder(Cause):
             return None
         tokens = there != 0
         evidence = (
-            f"in {int(hit.sum()):,} of {rows.sequences:,} sequences {int(tokens.sum()):,} tokens equal the "
-            f"other column elsewhere in the row to {np.abs(rows.p - q)[tokens].mean():.2g} nats and differ "
-            f"in place by {rows.size[tokens].mean():.2g}"
+            f"{tokens.sum():,} tokens of {hit.sum():,} sequences equal the other column elsewhere in the row "
+            f"to {np.abs(rows.p - q)[tokens].mean():.2g} nats, in place to {rows.size[tokens].mean():.2g}"
         )
         lost = (hit | (rows.level > BAD))[rows.owner] & (np.abs(rows.p - q) > NATS)
         return Found(self, evidence, rows, tokens, hit, rows.with_q(q).keep(~lost), exact=True)

@@ -15,8 +15,7 @@ from offpol_diag.diagnosis.cause import Cause, Found
 from offpol_diag.diagnosis.rows import CAP, Estimate, Floats, Rows, estimate, percent
 
 VISIBLE, TINY = 2e-3, 1e-5
-"""Smallest |E[r] − 1| that counts as a bug, beyond what kernels round; and mean |Δ|, and −k1, that the
-rounding of log-probs explains, nats."""
+"""|E[r] − 1| that kernels stay below; and mean |Δ|, and −k1, that rounding explains, nats."""
 EXPLAINED, FITS = 0.58, 0.3
 """Smallest share of ΣΔ² that a temperature explains where it is the cause, of likely and of unlikely tokens
 (0.64 to 1), and where identities have shown one. Other mismatches grow with the surprisal too, but not as its
@@ -167,10 +166,7 @@ class RawLogProbs(Cause):
     sentence = "the rollout column does not hold the distribution that tokens were sampled from{temperature}"
     violates = "k1 ≥ 0 and E[r] = 1 for tokens sampled from the logged distribution"
     confirm = "compare a logged value with log-softmax(logits / temperature) of that token"
-    fix = (
-        "log processed log-probs in the engine (vLLM: logprobs_mode=processed_logprobs; SGLang: "
-        "--enable-return-processed-logprobs or temperature 1)"
-    )
+    fix = "log processed log-probs (vLLM: logprobs_mode; SGLang: --enable-return-processed-logprobs)"
     ruled_out = "tokens sampled from another distribution than the logged one"
     apart = {"trainer_temperature": "There E[r] is 1 and K1 positive."}
     blanks = {"temperature": ""}

@@ -14,8 +14,7 @@ OVERLAP, SHARE = 8, 0.03
 """Fewest tokens that both columns of a run have at a shift, and smallest share of runs to have it: a few
 tokens agree at one of so many lags by chance."""
 BAD, GAIN, NATS = 0.02, 0.35, 2.0
-"""Mean |Δ| of a run that is looked at; what a shift has to leave of it; and what it has to gain in all,
-nats."""
+"""Mean |Δ| of a run that is looked at, what a shift has to leave of it, and to gain in all, nats."""
 RULE, NEARLY_ALL, MENDED = 0.3, 0.8, 0.5
 """Share from which it is the rule, also where a large mismatch hides it; from which all have it, for the rest
 is too short to show it; and level that a mended run then has, nats."""
@@ -55,14 +54,11 @@ class OffByOne(Cause):
         which, k = int(votes.argmax()), abs(LAGS[int(votes.argmax())])
         lag, long = LAGS[which], runs.lengths - k >= OVERLAP
         moved &= best == which
-        if moved.sum() < max(2, SHARE * long.sum(), votes.sum() / 2) or not _from_start(
-            among.only(moved), lag
-        ):
+        few = moved.sum() < max(2, SHARE * long.sum(), votes.sum() / 2)
+        if few or not _from_start(among.only(moved), lag):
             return None
-        share, least = moved.sum() / long[bad].sum(), every[which]
-        gain = (among.level - least) * among.lengths  # short runs may have what longer ones show
-        moved |= (least < GAIN * among.level) & (gain > NATS) & (among.lengths >= 6)
-        moved |= (share > RULE) & (least < 0.9 * among.level)
+        share = moved.sum() / long[bad].sum()
+        moved |= (share > RULE) & (every[which] < 0.9 * among.level)  # also what is short, or differs by much
         hit = runs.of(np.flatnonzero(bad)[moved])
         hit[:] |= hit.mean() > NEARLY_ALL
         tokens, there = hit[runs.owner], runs.only(hit)
@@ -77,8 +73,7 @@ class OffByOne(Cause):
         sequences = rows.sum(tokens) > 0
         evidence = (
             f"the columns correlate {apart[0]:.2f} at {k} token{'s' if k > 1 else ''} apart and "
-            f"{round(apart[1], 2) + 0.0:.2f} in place, in {int(sequences.sum()):,} of {rows.sequences:,} "
-            "sequences"
+            f"{round(apart[1], 2) + 0.0:.2f} in place, in {sequences.sum():,} of {rows.sequences:,} sequences"
         )
         old, rollout = (f":-{k}", f"{k}:") if lag > 0 else (f"{k}:", f":-{k}")
         words = {

@@ -19,9 +19,8 @@ FEWEST_ROWS, ODD = 16, 3
 """Fewest sequences at lag 0, and fewest steps that are off where later ones are in sync again: one step may
 be odd."""
 DIFFERENT = 0.25
-"""Level of a usual token that no engine reaches whose number format is not a quantised one. In bf16 it is
-0.04 (0.09 at a temperature of 0.15); 8 bits give 0.04 to 0.13, and 4 bits 0.10 to 0.25 at temperatures from
-0.6 on: so it stays a bug where the metadata names the wrong format of these."""
+"""Level of a usual token that no engine reaches whose number format is not a quantised one: in bf16 it is
+0.04, 8 bits give 0.04 to 0.13, and 4 bits 0.10 to 0.25."""
 
 
 class WeightsNotSynced(Cause):
@@ -68,8 +67,8 @@ class WeightsNotSynced(Cause):
         if not (differ & between).any() and (held > 1 or wanted < FEWEST_STEPS):
             return None
         evidence = (
-            f"engine and trainer have other digests in {int(differ.sum()):,} of {int(known.sum()):,} rows of "
-            f"policy lag 0: {held:,} of the engine, {wanted:,} of the trainer"
+            f"engine and trainer have other digests in {differ.sum():,} of {known.sum():,} rows of policy "
+            f"lag 0: {held:,} of the engine, {wanted:,} of the trainer"
         )
         words = {"since": f"in {percent(float(differ.mean()))} of the responses"}
         return self.of_sequences(evidence, rows, differ, repaired=rows.only(~differ), exact=True, words=words)
@@ -80,8 +79,7 @@ class WeightsNotSynced(Cause):
         if synced.sum() < FEWEST_ROWS:
             return None
         seen = Course(rows.only(synced))
-        high = seen.high
-        if not high.any():
+        if not (high := seen.high).any():
             return None
         first, again = int(np.argmax(high)), int(np.sum(np.diff(high.astype(int)) == -1))
         since = f"since step {seen.steps[first]:g}"
