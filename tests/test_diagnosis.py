@@ -410,6 +410,7 @@ INDEX, KIND = np.tile(np.arange(80), 100), seeded(3).random(8000)
 UNSURE = np.where((INDEX < 16) | (KIND < 0.15), -seeded().exponential(1.5, 8000) - 0.3, -1e-4)
 SELDOM = np.where(KIND < 0.035, -2.0 - seeded().exponential(1.0, 8000), -1e-4)
 IDS = np.where(KIND < 0.02, 3, seeded(4).integers(10, 30, 8000))
+BEGIN = np.where((INDEX == 0) & (KIND < 0.5), 3, np.where(IDS == 3, 4, IDS))
 LOOKS = {
     "the first token, of a mismatch of all": (Boundary, rows_of(np.where(INDEX < 1, 1.2, 0.8)), False),
     "an id that an update moves a little": (
@@ -419,6 +420,11 @@ LOOKS = {
     ),
     "the same at lag 0": (SpecialToken, rows_of(0.25 * (IDS == 3), ids=IDS, policy_lag=0), True),
     "an id that is off by more": (SpecialToken, rows_of(2.0 * (IDS == 3), ids=IDS, policy_lag=1), True),
+    "an id that only begins responses": (
+        SpecialToken,
+        rows_of(np.where(INDEX < 1, 2, 0.02), ids=BEGIN),
+        False,
+    ),
     "an id uncertain in certain text": (
         SpecialToken,
         rows_of(np.where(IDS == 3, 3, 1.8), SELDOM, IDS),
