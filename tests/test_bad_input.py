@@ -212,7 +212,7 @@ COLUMNS = [  # columns of the file, --columns or --group-by, what is said, and t
         ({name: pa.array(column)}, {}, f": column {name!r} holds ", "write the column again in that type")
         for name, column in (
             (ROLLOUT, [["-1"]] * 4), (ROLLOUT, [-1.0] * 4), (OLD, [[1]] * 4), (OLD, [[{"p": -1.0}]] * 4),
-            (OLD, [[[-1.0]]] * 4), ("current_log_probs", ["[-1.0]"] * 4), (MASK, [["1"]] * 4), (MASK, [1] * 4),
+            (OLD, [[[-1.0]]] * 4), (OLD, ["[-1.0]"] * 4), (MASK, [["1"]] * 4), (MASK, [1] * 4),
             ("token_ids", [[1.0]] * 4), ("rewards", [[1.0]] * 4), ("advantages", ["1"] * 4),
             ("weight_versions", [1] * 4), ("step", ["one"] * 4), ("policy_lag", [True, False] * 2),
             ("finish_reason", [1] * 4), ("group_id", [{"a": 1}] * 4),
