@@ -13,15 +13,13 @@ FRACTIONS = frozenset({"fraction", "share", "probability"})
 
 _PLAIN, _PLAIN_PERCENT = (1e-4, 1e6), (1e-3, 1e6)
 """Magnitudes that are written without a power of ten; of other numbers, and of percentages."""
-_DIGITS, _EXACT, _WHOLE = 2, 4, 4
-"""Significant digits of a measured number and of a bound; digits before the point that are always written."""
-_MOST_DIGITS, _ROUNDING = 6, 1e-13
-"""Most significant digits of a value and of the ends of its interval; relative width that is rounding."""
-_MOST = 1e300
-"""Bound that keeps percentages within float64, since files may hold any number."""
+_DIGITS, _EXACT, _WHOLE, _MOST_DIGITS = 2, 4, 4, 6
+"""Significant digits of a measured number and of a bound; digits before the point that are always written;
+most significant digits of a value and of the ends of its interval."""
+_ROUNDING, _MOST = 1e-13, 1e300
+"""Relative width of an interval that is rounding; bound that keeps percentages within float64."""
 _NEAR_1, _PLACES_NEAR_1 = 0.05, 4
 """Distance from 1 below which it is written, and the most decimals for that (of shares: two fewer)."""
-
 _MINUS = re.compile(r"(?<![^\s\[(→±≤≥<>~·])-(?=\.?\d)")
 """A hyphen that is the sign of a number."""
 
@@ -108,38 +106,9 @@ def say_value(value: float | None, unit: str = "") -> str:
 
 def say_limit(limit: float, unit: str) -> str:
     """Format a bound as it was set: `99%` of a fraction; with all its digits where four would change it."""
-    text, (scale, sign) = say_value(limit, unit), _scale(unit)
-    return text if math.isclose(_read(text), limit * scale, rel_tol=1e-12) else f"{limit * scale:.12g}{sign}"
-
-
-def told_apart(text: str, value: float, limit: float, unit: str) -> tuple[str, str]:
-    """Return a formatted value and its bound, with more digits where these would look equal or swapped."""
-    bound, (scale, sign) = say_limit(limit, unit), _scale(unit)
-    one, other = _read(text), _read(bound)
-    if value != limit and (one == other or (one > other) is not (value > limit)):
-        one_, other_ = distinct_digits(value * scale, limit * scale)
-        return one_ + sign, other_ + sign
-    return (bound if value == limit else text), bound
-
-
-def distinct_digits(value: float, limit: float) -> tuple[str, str]:
-    """Format two numbers with just enough digits to tell them apart; at least four."""
-    for digits in range(4, 18):
-        pair = (f"{value:.{digits}g}", f"{limit:.{digits}g}")
-        if pair[0] != pair[1] or value == limit:
-            return pair
-    return repr(value), repr(limit)
-
-
-def _scale(unit: str) -> tuple[float, str]:
-    return (100.0, "%") if unit in FRACTIONS else (1.0, "")
-
-
-def _read(text: str) -> float:
-    try:
-        return float(text.replace(",", "").rstrip("%"))
-    except ValueError:
-        return math.nan
+    text, scale, sign = say_value(limit, unit), *((100.0, "%") if unit in FRACTIONS else (1.0, ""))
+    read = float(text.replace(",", "").rstrip("%")) if math.isfinite(limit) else math.nan
+    return text if math.isclose(read, limit * scale, rel_tol=1e-12) else f"{limit * scale:.12g}{sign}"
 
 
 def count(value: int) -> str:

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from offpol_diag.metrics import BANDS, METRICS, band, better, start, start_of_next, worse
+from offpol_diag.metrics import BANDS, METRICS, band, better, start, worse
 from offpol_diag.number import Number
 
 
@@ -14,13 +14,13 @@ def test_names_and_titles_are_unique():
 
 @pytest.mark.parametrize("name", BANDS)
 def test_bands_follow_each_other_towards_the_worse(name):
-    rows = BANDS[name]
+    rows, down = BANDS[name], worse(name).sign == "lower"
     assert start(rows[0]) is None
-    assert start_of_next(rows[-1]) is None
+    assert (rows[-1].low if down else rows[-1].high) is None
     for one, following in pairwise(rows):
-        assert start_of_next(one) == start(following)
-        inside = start_of_next(one) * (1.01 if worse(name).sign == "lower" else 0.99)
-        assert band(name, Number(value=max(inside, 1.0) if name == "ppl_ratio" else inside)) == one
+        end = one.low if down else one.high
+        assert end == start(following)
+        assert band(name, Number(value=max(end * (1.01 if down else 0.9999), 0.0))) == one
 
 
 @pytest.mark.parametrize(
