@@ -75,9 +75,7 @@ class DumpFacts(Model):
     mean_length: float
     max_length: Whole
     columns: dict[str, str] = Field(description="our name → the column it was read from")
-    others: list[str] = Field(
-        [], description="columns read by their own names: of --group-by, and for groups that stand out"
-    )
+    others: list[str] = Field([], description="columns read by their own names, as of --group-by")
     ignored: list[str] | None = Field(None, description="columns that nobody reads; null: it is not known")
     prompts: str = Field("", description="column of prompt ids, which `rescore` needs; empty: none")
     provenance: dict[str, object] = {}
@@ -205,7 +203,6 @@ class Worst(Model):
 
     sequences: list[WorstSequence] = []
     tokens: list[WorstToken] = []
-    typical: list[WorstSequence] = Field([], description="one of median k3 in a sample, of lag 0 if any is")
 
 
 # ---------------------------------------------------------------- binned numbers, of which charts are drawn
@@ -258,11 +255,7 @@ class BySteps(Points):
     last: list[Whole] = Field(description="last step of each group; equal to `first` for groups of one step")
     tokens: list[Whole]
     sequences: list[Whole]
-    series: dict[str, Series] = Field(
-        description="k1, k3, mean_ratio, ess_tokens, ess_sequences, chi2_token, chi2_sequence, ppl_ratio, "
-        "reward, policy_lag, f_2; k1, k3 also with drift2. and total.; "
-        "METHOD.tokens_rejected of methods that may be recommended; [G] each"
-    )
+    series: dict[str, Series] = Field(description="names of the main pair, drift2.k3, METHOD.tokens_rejected")
 
 
 class Density(Model):
@@ -353,9 +346,7 @@ class Crossing(NamedTuple):
 class Charts(Model):
     """Binned numbers from which the pictures of a report are drawn; empty or null where nothing is known."""
 
-    expected: list[Band] = Field(
-        [], description="published K3 of runs without a known fault that record the same"
-    )
+    expected: list[Band] = Field([], description="published K3 of sound runs that record the same")
     crossings: list[Crossing] = Field([], description="steps at which K3 first enters a worse band")
     steps: BySteps | None = None
     less: Corner | None = Field(None, description="r below ½: less likely under the trainer")
@@ -572,12 +563,8 @@ class Diagnosis(Model):
     verdict: DiagnosisVerdict
     headline: str
     causes: list[Cause] = Field([], description="established, most likely first; none with cannot_tell")
-    candidates: list[CandidateCause] = Field(
-        [], description="causes that fit, the least contradicted first; with cannot_tell only"
-    )
-    where: list[Location] = Field(
-        [], description="established places that tell damaged tokens from clean ones, the clearest first"
-    )
+    candidates: list[CandidateCause] = Field([], description="that fit, with cannot_tell only")
+    where: list[Location] = Field([], description="that tell damaged tokens from clean ones, clearest first")
     decide: str = Field("", description="the one measurement that decides between the candidates")
     ruled_out: list[str] = []
     undecidable: list[str] = []
@@ -642,11 +629,8 @@ class Reference(Model):
     tokens: Whole
     sequences: Whole
     groups: Whole
-    groups_in_dump: Whole | None = None
     missing: dict[str, str] = Field({}, description="hypothesis that cannot be tested here → why")
-    small: dict[str, Whole] = Field(
-        {}, description="hypothesis that changes less than could be told here → tokens that would do"
-    )
+    small: dict[str, Whole] = Field({}, description="hypothesis too small to be told → tokens that would do")
     written: str = Field("", description="the dump that holds the reference's columns")
     how: str = Field("", description="device, type, passes and time")
     notes: list[str] = []
@@ -685,9 +669,7 @@ class Recommendation(Model):
     threshold: str | None = None
     sentence: str
     rule: str
-    alternatives: list[str] = Field(
-        [], description="presets of other families, to be seen beside it; what each does stands in `numbers`"
-    )
+    alternatives: list[str] = Field([], description="presets of other families, to be seen beside it")
     config: str | None = Field(None, description="configuration for the trainer of --for, ready to paste")
     fired: list[Fired] = []
 
@@ -696,9 +678,7 @@ class GateVerdict(Model):
     """The verdict on one bound."""
 
     name: str = Field(description="k3, seq_mis.ess_tokens, step:k3; or diagnosis")
-    bound: Literal["max", "min", "within", "diagnosis"] = Field(
-        description="the value, or how far it is from where it should be (within), against `limit`"
-    )
+    bound: Literal["max", "min", "within", "diagnosis"] = Field(description="within: distance from a target")
     must: str = Field(description="the bound in words: ≤ 0.002")
     limit: float = Field(description="0 for a diagnosis")
     unit: str = Field("", description="of value and limit; empty: a pure number")

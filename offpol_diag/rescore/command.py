@@ -235,7 +235,6 @@ def judged(
         tokens=tokens,
         sequences=len(responses.rows),
         groups=responses.here,
-        groups_in_dump=responses.groups,
         small={name: many for name, many in needed.items() if many > tokens and name not in told_apart},
         how=passes.how,
         notes=[*([] if kind == "float32" else [lower]), *responses.notes],
