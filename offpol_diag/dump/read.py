@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -78,8 +77,8 @@ class File:
     groups: tuple[Group, ...]
 
     @classmethod
-    def of(cls, path: Location, words: Collection[str], given: Mapping[str, str]) -> File:
-        """Read a footer, and find the columns that an analysis needs; partitions named in `words` are text.
+    def of(cls, path: Location, given: Mapping[str, str]) -> File:
+        """Read a footer, and find the columns that an analysis needs; of partitions, counts are numbers.
 
         Raises:
             DumpError: it cannot be read, or a column is missing, ambiguous or of the wrong type.
@@ -90,9 +89,9 @@ class File:
                 found, metadata = file.schema_arrow, file.metadata
             for key, text in path.partitions.items():
                 if key not in found.names:
-                    number = None if key in words or text is None else int(text)
-                    own[key] = pa.scalar(text) if key in words else pa.scalar(number, pa.int64())
-                    found = found.append(pa.field(key, own[key].type))
+                    kind = pa.int64() if key in schema.NUMBERS else pa.string()
+                    own[key] = pa.scalar(text).cast(kind) if text is not None else pa.scalar(None, kind)
+                    found = found.append(pa.field(key, kind))
             said = json.loads(
                 (metadata.metadata or {}).get(KEY, b"{}"), parse_float=finite, parse_constant=finite
             )
@@ -345,9 +344,7 @@ def open_dump(
     given = columns or {}
     files = [one for one in sources if isinstance(one, Location)] or find([str(one) for one in sources])
     files = [one if one.store else replace(one, path=str(Path(one.path).absolute())) for one in files]
-    texts = [(key, text) for one in files for key, text in one.partitions.items() if text is not None]
-    words = {key for key, text in texts if not re.fullmatch(r"-?\d{1,18}", text)}  # text in every file
-    read = [File.of(path, words, given) for path in files]
+    read = [File.of(path, given) for path in files]
     filled = [one for one in read if one.groups]
     if not filled:
         raise DumpError(f"{named(files)}: the dump is empty: it has no row", "was its writer closed?")

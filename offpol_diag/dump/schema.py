@@ -140,6 +140,8 @@ TOKENS = tuple(one.name for one in TABLE if one.holds == "tokens")
 LOG_PROBS = (ROLLOUT, OLD, CURRENT)
 COUNTS = tuple(one.name for one in TABLE if one.holds == "row" and one.stored == L)
 """Columns of whole numbers, one per row."""
+NUMBERS = {name for one in TABLE if one.name in COUNTS for name in one.called(long=False)}
+"""All names of these."""
 LABELS = (SEQUENCE, GROUP, *COUNTS, FINISH_REASON, *DIGESTS)
 """Columns that a batch has as `scalars`."""
 RESCORED = ("reference_entropy", "reference_rank")
