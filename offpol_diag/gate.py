@@ -56,10 +56,12 @@ class Limit:
 
     @classmethod
     def of(cls, text: str, **bounds: float) -> Limit:
-        """Parse a name: `k3`, `total.k3`, `seq_mis.ess_tokens`, `step:k3`."""
+        """Parse a name: `k3`, `total.k3`, `step:k3`, `seq_mis.ess_tokens`; of a preset any of its names."""
         of, _, name = text.removeprefix(STEP).strip().rpartition(".")
         if f"{of}." in PAIRS:
             of, name = "", f"{of}.{name}"
+        with suppress(KeyError, OffpolError):  # a preset of a user's file is not in the catalogue
+            of = of and catalogue.load()[of].name
         return cls(name, of, text.startswith(STEP), **bounds)
 
     @property
@@ -95,12 +97,8 @@ class Gates(BaseModel):
     def to_compute(self, known: Catalogue) -> tuple[tuple[Preset, ...], tuple[str, ...]]:
         """Return the presets that the names need, and the numbers that are needed at each training step."""
         named = dict.fromkeys((*(one.preset for one in self.limits if one.preset), *self.presets))
-        steps = (
-            f"{known.resolve([one.preset])[0].name}.{one.name}" if one.preset else one.name
-            for one in self.limits
-            if one.step
-        )
-        return known.resolve([*named]) if named else (), tuple(dict.fromkeys(steps))
+        steps = dict.fromkeys(one.number for one in self.limits if one.step)
+        return known.resolve([*named]) if named else (), tuple(steps)
 
 
 def required(gates: Path | None = None, **options: Any) -> Gates:
@@ -125,7 +123,12 @@ def required(gates: Path | None = None, **options: Any) -> Gates:
     for key in {"max", "min"} & asked.keys():
         pairs = [text.rpartition("=") for text in asked[key]]
         own = {name.strip(): limit.strip() for name, _, limit in pairs}
-        asked[key] = own | {name: x for name, x in dict(table.get(key, {})).items() if name not in own}
+        there = table.get(key, {})
+        asked[key] = (
+            own | {name: x for name, x in there.items() if name not in own}
+            if isinstance(there, dict)
+            else there
+        )
     try:
         found = Gates.model_validate(table | asked)
     except ValidationError as error:
@@ -191,28 +194,20 @@ def joined(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-def preset_in(result: Result, name: str) -> str:
-    """Return a result's own name of a preset, given by any that the catalogue knows; empty if it has none."""
-    alike = {name}
-    with suppress(KeyError, OffpolError):
-        alike.add(catalogue.load()[name].name)
-    return next((key for key, row in result.presets.items() if alike & {key, *row.aliases}), "")
-
-
 def find(result: Result, one: Limit) -> Number:
     """Return a number of the whole dump; one that is unknown says why."""
-    own = preset_in(result, one.preset) if one.preset else ""
-    numbers = result.preset(own) if own else {} if one.preset else result.whole
+    numbers = result.preset(one.preset) if one.preset else result.whole
     if one.name in numbers:
         return numbers[one.name]
-    if own and (needs := result.presets[own].needs):
-        return Number(unknown=f"{own} needs {', '.join(needs)}, which the dump lacks")
+    if one.preset in result.presets and (needs := result.presets[one.preset].needs):
+        return Number(unknown=f"{one.preset} needs {', '.join(needs)}, which the dump lacks")
     known = [*result.whole, *(f"{key}.{name}" for key in result.presets for name in result.preset(key))]
     return Number(unknown=joined(f'no number "{one.number}" in this result', did_you_mean(one.number, known)))
 
 
 FEWEST = 5
 """Fewest sequences of a step for which its interval is used."""
+WORDS = ("fail", "cannot be judged", "are open")
 
 
 def at_steps(result: Result, one: Limit) -> tuple[list[tuple[str, Number]], str]:
@@ -220,11 +215,11 @@ def at_steps(result: Result, one: Limit) -> tuple[list[tuple[str, Number]], str]
 
     Numbers of a pair of policies are by step those of the main pair, without its prefix.
     """
-    whole, own, main = find(result, one), preset_in(result, one.preset), result.prefix
-    names = (one.name, one.name.removeprefix(main)) if own or one.name.startswith(main) else ()
-    rows, places = [], steps_of(result)
+    whole, main, rows, places = find(result, one), result.prefix, [], steps_of(result)
+    names = (one.name, one.name.removeprefix(main)) if one.preset or one.name.startswith(main) else ()
     for place in places:
-        numbers = result.of(place_of("step", place.key, f"preset/{own}")) if own else place.numbers
+        of_preset = result.of(place_of("step", place.key, f"preset/{one.preset}"))
+        numbers = of_preset if one.preset else place.numbers
         if number := next((numbers[name] for name in names if name in numbers), None):
             interval = None if place.sequences < FEWEST else number.interval
             note = whole.note if doubted(whole) else number.note
@@ -240,22 +235,24 @@ def bound(result: Result, one: Limit) -> GateVerdict:
     """Judge a number, or that of every step by the worst one; one failed step is enough to fail."""
     rows, missing = at_steps(result, one) if one.step else ([("", find(result, one))], "")
     above = one.high < math.inf
-    limit, hidden = (one.high if above else one.low), HIDDEN.get(one.name.rpartition(".")[2], "")
+    limit = one.high if above else one.low
     each = []
     for key, number in rows:
         exact = replace(number, interval=None) if one.name.endswith(DIFFER) else number
-        ruling = rule(exact, one.low, one.high, hidden)
-        rank = {False: 0, None: 1, True: 2}[ruling.passed], not ruling.open
+        ruling = rule(exact, one.low, one.high, HIDDEN.get(one.name.rpartition(".")[2], ""))
+        rank = 3 if ruling.passed and not ruling.open else {False: 0, None: 1, True: 2}[ruling.passed]
         size = math.inf if exact.value is None else exact.value
         each.append((rank, -size if above else size, key, exact, ruling))
     rank, _, step, number, ruling = min(
-        each, default=((1, True), 0.0, "", Number(), Ruling(None)), key=lambda x: x[:2]
+        each, default=(1, 0.0, "", Number(), Ruling(None)), key=lambda x: x[:2]
     )
     if missing and ruling.passed is not False:
-        step, number, ruling = "", Number(), Ruling(None, missing)
-    alike = sum(other == rank for other, *_ in each)
-    word = {False: "fail", None: "cannot be judged", True: "are open"}[ruling.passed]
-    some = f"{alike} of {len(rows)} steps {word}" if step and (ruling.open or not ruling.passed) else ""
+        rank, step, number, ruling = 3, "", Number(), Ruling(None, missing)
+    some = (
+        f"{sum(other == rank for other, *_ in each)} of {len(rows)} steps {WORDS[rank]}"
+        if step and rank < 3
+        else ""
+    )
     return verdict(
         f"{STEP * one.step}{one.number}",
         replace(ruling, reason=joined(ruling.reason, some)),
@@ -351,25 +348,18 @@ def plain(verdict: DiagnosisVerdict) -> str:
 
 
 def against(now: Result, base: Result, gates: Gates) -> Iterator[GateVerdict]:
-    """Yield a verdict for each watched number that is reliable in the baseline, and one on the diagnosis."""
-    main = "" if _usable(find(base, Limit("k3"))) else "total."
+    """Yield a verdict for each watched number that the baseline tells, and one on the diagnosis."""
+    main = "" if find(base, Limit("k3")).value is not None else "total."
     names = [Limit(f"{pair}{name}") for pair in (main, "drift2.") for name in WATCHED_GAP]
-    for preset in gates.presets:
-        some = [Limit(name, preset) for name in WATCHED_PRESET]
-        names += some if preset_in(base, preset) else some[:1]
+    names += [Limit.of(f"{preset}.{name}") for preset in gates.presets for name in WATCHED_PRESET]
     for one in names:
-        if _usable(find(base, one)) or (one.preset and not preset_in(base, one.preset)):
+        there = find(base, one)
+        if not doubted(there) and (there.value is not None or one.preset not in ("", *base.presets)):
             yield _compare(now, base, one, gates.tolerance)
     if base.diagnosis:
-        earlier = base.diagnosis.verdict
-        ruling = Ruling(None, "this result holds no diagnosis")
-        if now.diagnosis:
-            ruling = Ruling(ORDER.index(now.diagnosis.verdict) <= ORDER.index(earlier))
-        yield _of_diagnosis(now, ruling, f"no worse than {plain(earlier)} in the baseline")
-
-
-def _usable(number: Number) -> bool:
-    return number.value is not None and not doubted(number)
+        earlier, here = base.diagnosis.verdict, now.diagnosis
+        passed = None if here is None else ORDER.index(here.verdict) <= ORDER.index(earlier)
+        yield _of_diagnosis(now, Ruling(passed), f"no worse than {plain(earlier)} in the baseline")
 
 
 def _compare(now: Result, base: Result, one: Limit, share: float) -> GateVerdict:
@@ -379,40 +369,31 @@ def _compare(now: Result, base: Result, one: Limit, share: float) -> GateVerdict
     beyond the tolerance.
     """
     here, there, metric = find(now, one), find(base, one), one.name.rpartition(".")[2]
-    mine, theirs = (found.presets.get(preset_in(found, one.preset)) for found in (now, base))
-    ruling, kind, limit = Ruling(None, "it overflows, or is not known"), "max", 0.0
-    must = f"no worse than in the baseline by more than {share:.4g}"
-    if there.value is None:
-        ruling = Ruling(None, f"the baseline: {there.unknown}")
-    elif (
-        mine
-        and theirs
-        and (mine.method, mine.policy, mine.loss) != (theirs.method, theirs.policy, theirs.loss)
-    ):
-        ruling = Ruling(None, f"the preset is another method in the baseline: {theirs.method}")
-    elif here.value is None:
-        ruling = Ruling(None, here.unknown or ruling.reason)
-    else:
+    mine, theirs = (
+        found.presets[one.preset].method if one.preset in found.presets else "" for found in (now, base)
+    )
+    must = f"no worse than {say_value(there.value, there.unit)} by more than {100 * share:g}%"
+    kind, limit, ruling = "max", 0.0, Ruling(None, f"the preset is another method in the baseline: {theirs}")
+    if here.value is None or there.value is None:
+        side = "" if here.value is None else "the baseline: "
+        ruling = Ruling(
+            None, side + ((here.unknown if here.value is None else there.unknown) or "it overflows")
+        )
+    elif mine == theirs or not theirs:
         way = worse(metric)
         was = _badness(there, way)
-        change = difference(_badness(here, way), was)
+        change = replace(difference(_badness(here, way), was), note=here.note, unit=here.unit)
         allowed = share * abs(was.value or 0.0)
         above = way.sign == "away" and here.interval is not None and here.interval[0] >= way.target
         outward = "max" if way.sign == "higher" or above else "min"
-        hidden = "max" if HIDDEN.get(metric) == outward else ""
-        change = replace(change, note=here.note, unit=here.unit)
-        ruling = rule(change, -allowed if way.sign == "either" else -math.inf, allowed, hidden)
+        ruling = rule(change, high=allowed, hidden="max" if HIDDEN.get(metric) == outward else "")
         if ruling.passed is not None:
-            word = "changed" if way.sign == "either" else "worse"
-            said = f"{word} by {say(replace(change, note=None))}, {say_value(allowed, here.unit)} allowed"
+            said = f"worse by {say(replace(change, note=None))}, {say_value(allowed, here.unit)} allowed"
             ruling = replace(ruling, reason=joined(said, ruling.reason))
-            must = f"no worse than {say_value(there.value, there.unit)} by more than {100 * share:g}%"
-            kind, limit = {
-                "away": ("within", abs(there.value - way.target) + allowed),
-                "either": ("within", allowed),
-                "lower": ("min", there.value - allowed),
-                "higher": ("max", there.value + allowed),
-            }[way.sign]
+            kind, limit = "within", abs(there.value - way.target) + allowed
+            if way.sign != "away":
+                kind = "max" if way.sign == "higher" else "min"
+                limit = there.value + (allowed if way.sign == "higher" else -allowed)
     return verdict(one.number, ruling, here, must=must, bound=kind, limit=finite(limit))
 
 

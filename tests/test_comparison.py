@@ -309,7 +309,6 @@ def test_one_table_has_each_preset_and_its_difference_and_every_report_what_each
     assert line[-1] == compared.better["ess_tokens"]
     for report in (html(summary), markdown(summary)):
         assert "What one drops and the other keeps" in report
-        assert "whole drops" in report
     assert "Sequences that lose tokens to one preset only" in html(summary)
 
 
@@ -318,8 +317,9 @@ def test_of_two_presets_what_each_drops_has_counts_and_five_examples_in_at_most_
     (drops,) = (one for one in found.comparison.drops if one.tokens.count)
     assert (drops.dropped_by, drops.kept_by, len(drops.examples)) == ("seq_mis@2..3", "token_is", 5)
     assert len(tables(found)["dropped"].rows) == 5
-    counts = {row[0]: row[1] for row in tables(found)["drops"].rows}
-    assert counts["tokens dropped by seq_mis@2..3, kept by token_is"] == drops.tokens.count
+    (row, every) = tables(found)["drops"].rows
+    assert row[:3] == ["seq_mis@2..3", "token_is", drops.tokens.count]
+    assert every[2] == found.dump.tokens
     assert markdown(found).count("\n") <= 60
 
 
@@ -329,9 +329,7 @@ def test_many_presets_stand_in_rows_and_what_cannot_be_computed_is_named():
     many = {f"{name}_{i}": one for i in range(4) for name, one in able.items()}
     compared = Comparison(against=next(iter(many)), differences={}, better={})
     found = tables(make_summary(presets=many, comparison=compared))
-    assert (
-        {row[0] for row in found["comparison"].rows} == {row[0] for row in found["presets"].rows} == {*many}
-    )
+    assert {row[0] for row in found["presets"].rows} == {*many} <= {*found["comparison"].header}
     compared = Comparison(against="disabled", differences={}, better={})
     (*_, said) = answered(some.model_copy(update={"comparison": compared})).cautions
     assert "ppo_is_bypass needs current_log_probs" in said

@@ -20,7 +20,7 @@ import offpol_diag
 from offpol_diag.cli import EXITS, app
 from offpol_diag.core import breakdowns
 from offpol_diag.errors import UsageError
-from offpol_diag.gate import ORDER, Limit, difference, judged, outcome, required, rule
+from offpol_diag.gate import ORDER, Limit, difference, find, judged, outcome, required, rule
 from offpol_diag.metrics import METRICS, WATCHED_GAP, WATCHED_PRESET
 from offpol_diag.number import Number
 from offpol_diag.presets import catalogue
@@ -170,7 +170,6 @@ def test_presets_that_are_named_are_computed_and_numbers_by_step_are_asked_for()
         ("drift2.k33", "drift2.k3"),
         ("tokenis.k3", "did you mean token_is.k3"),
         ("token_is.ess_token", "did you mean token_is.ess_tokens"),
-        ("ppo_is_bypass.ess_tokens", "needs current_log_probs"),
         ("nothing_like_it_at_all_here", 'no number "nothing'),
         ("step:k33", "did you mean k3"),
         ("step:token_is.k3", "steps are in this result"),
@@ -181,6 +180,10 @@ def test_a_name_that_is_no_number_is_answered_and_never_passes(name, said):
     verdict = judge(make_summary(), name, MAX, 1e9)
     assert verdict.passed is None
     assert said in verdict.reason
+
+
+def test_a_preset_that_could_not_be_computed_says_what_it_needs():
+    assert "needs current_log_probs" in find(make_summary(), Limit("ess_tokens", "ppo_is_bypass")).unknown
 
 
 def along(*values, sequences=64, **more):
@@ -392,11 +395,11 @@ def test_numbers_watched_are_those_reliable_in_the_baseline_and_those_of_presets
     assert (found["pearson"], found["k3"], found["diagnosis"]) == (None, True, True)
     assert not any(name.startswith(("drift2.", "total.", "seq_mis.")) for name in found)
 
-    del base.presets["seq_mis"]
+    del base.presets["seq_mis"], base.numbers["preset/seq_mis"]
     base.presets["geo_rs"].method = "weight sum truncate ≤ 3"
     asked = required(baseline="b.json", presets=["seq_mis", "token_tis", "geo_rs"])
     both = {one.name: one for one in judged(now, asked, base)}
-    assert both["token_tis.ess_tokens"].passed is True
+    assert both["token_is.ess_tokens"].passed is True
     assert "the baseline: no number" in both["seq_mis.k3"].reason
     assert "another method in the baseline: weight sum truncate ≤ 3" in both["geo_rs.k3"].reason
 

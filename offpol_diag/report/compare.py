@@ -26,7 +26,7 @@ from offpol_diag.report.plot import (
     steps_axis,
 )
 from offpol_diag.report.words import columns_of_runs
-from offpol_diag.result import Against, Comparison, Contrast, DumpFacts, Result, Subset, at_steps, idle
+from offpol_diag.result import Against, Comparison, Contrast, DumpFacts, Result, at_steps, idle
 from offpol_diag.table import Cell, Table
 
 DECISIVE = ("ess_tokens", "tokens_weighted", "sequences_dropped", "truncated_high")
@@ -41,8 +41,7 @@ PAIRED = (
 )
 DROPPED = (
     "A token is dropped where nothing of its update is left: rejected, vetoed, or of weight 0; a sequence, "
-    "where all its tokens are. Lengths and rewards are those of the sequences. A sequence has the sign of "
-    "its mean advantage. Δ is per token, ΣΔ per sequence."
+    "where all its tokens are. Lengths and rewards are those of sequences that are dropped whole."
 )
 
 
@@ -58,10 +57,8 @@ def of_presets(summary: Result, found: Comparison) -> Answer:
     if not able:
         return answered("", "None of these presets can be computed from this dump", "warn")
     ess = {name: one.get("ess_tokens", Number()) for name, one in able.items()}
-    acting = sorted(
-        (name for name in able if not idle(able[name])), key=lambda name: -(ess[name].value or 0.0)
-    )
-    idlers = [name for name in able if name not in acting]
+    idlers = [name for name in able if idle(able[name])]
+    acting = sorted((one for one in able if one not in idlers), key=lambda one: -(ess[one].value or 0.0))
     tone: Tone = "info"
     word, interval, best = "", "", found.better.get("ess_tokens", "")
     if summary.is_bug and summary.diagnosis:
@@ -80,18 +77,17 @@ def of_presets(summary: Result, found: Comparison) -> Answer:
             f"{one} ({say(ess[one])}) and {other} ({say(ess[other])}) cannot be told apart by ESS of tokens"
         )
     unmoved = (
-        f"{listed(idlers)} {'changes' if len(idlers) == 1 else 'change'} nothing here." if idlers else ""
+        f"{listed(idlers)} {'changes' if idlers[1:] == [] else 'change'} nothing here." if idlers else ""
     )
     more = "Nothing is ranked before the fix." if word else unmoved
-    drops = [] if len(able) > ACROSS else [Fact("Drops", one) for one in _drops(found)]
-    headline = summary.diagnosis.headline if summary.diagnosis else ""
+    headline = summary.diagnosis.headline if summary.diagnosis and not word else ""
     return answered(
         word,
         sentence,
         tone,
         interval,
         more,
-        facts=(*drops, *([Fact("Bug?", headline)] if headline and not word else [])),
+        facts=(Fact("Bug?", headline),) if headline else (),
         tables=tuple(one for one in _tables(summary, able, [*acting, *idlers], found) if one.rows),
         charts=tuple(_chart(able, [*acting, *idlers][:ROWS])),
     )
@@ -114,82 +110,52 @@ def _tables(
     left = (f"{count(len(rows) - ROWS)} more presets: --json.",) if len(rows) > ROWS else ()
     header = ("preset", *(f"{title(key)}" for key in short))
     yield Table("presets", "", header, rows[:ROWS], (*((PAIRED,) if few else ()), *methods, *left))
-    if few:
-        others = [*found.differences]
-        heads = ("number", "better", *able, *(f"{name} − {found.against}" for name in others), "ahead")
-        lines = [
-            (
-                key,
-                worse(key).better,
-                *(one.get(key) for one in able.values()),
-                *(found.differences[name].get(key) for name in others),
-                "–" if summary.is_bug else found.better.get(key, "–"),
-            )
-            for key in known
-        ]
-    else:
-        heads = ("preset", *known)
-        lines = [(name, *(one.get(key) for key in known)) for name, one in able.items()]
+    others = [*found.differences] if few else []
+    lines = [
+        (
+            key,
+            *(one.get(key) for one in able.values()),
+            *(found.differences[name].get(key) for name in others),
+            worse(key).better,
+            "–" if summary.is_bug else found.better.get(key, "–"),
+        )
+        for key in known
+    ]
+    heads = ("number", *able, *(f"{name} − {found.against}" for name in others), "better", "ahead")
     yield Table("comparison", "Every number", heads, lines, shown="page")
-    if found.drops and found.all_tokens and found.all_sequences:
-        yield _kinds(found, found.all_tokens, found.all_sequences)
-        yield _examples(found)
+    if found.drops:
+        yield from _drops(found)
     yield dropped_by_length(summary, able)
 
 
-def _drops(found: Comparison) -> Iterator[str]:
-    """Yield a sentence for each preset that drops what another keeps."""
-    for one in found.drops:
-        if one.tokens.count:
-            share, whole = value_or_dash(one.tokens.numbers["share"]), one.sequences
-            many = counted(one.tokens.count, "token")
-            text = f"{one.dropped_by} drops {many} ({share}) that {one.kept_by} keeps"
-            if whole.count:
-                reward = whole.numbers["reward"]
-                text += f", among them all of {counted(whole.count, 'sequence')}"
-                text += f", on average {say(whole.numbers['length'])} tokens long"
-                text += f", of mean reward {say(reward)}" if reward.value is not None else ""
-            yield f"{text}."
-
-
-def _kinds(found: Comparison, tokens: Subset, sequences: Subset) -> Table:
-    """Return how many tokens and sequences each way loses, and their means beside those of all."""
-    subsets = [("all tokens", tokens), ("all sequences", sequences)]
-    for unit in ("tokens", "sequences"):
-        each = [
-            (f"{unit} dropped by {x.dropped_by}, kept by {x.kept_by}", getattr(x, unit)) for x in found.drops
-        ]
-        subsets += [(what, of) for what, of in each if of.count]
-    names = ("share", "length", "reward", "positive", "negative", "log_ratio")
-    rows: list[tuple[Cell, ...]] = [
-        (what, of.count, *(of.numbers[name] for name in names)) for what, of in subsets
+def _drops(found: Comparison) -> Iterator[Table]:
+    """Yield how much each preset drops that another keeps, and examples."""
+    ways = [
+        (one.dropped_by, one.kept_by, one.tokens, one.sequences) for one in found.drops if one.tokens.count
     ]
-    header = ("what", "count", "share", "mean length", "mean reward", "A > 0", "A < 0", "mean Δ or ΣΔ, nats")
-    caption = "What one drops and the other keeps"
-    absent = {at for at, name in enumerate(names, 2) if tokens.numbers[name].unknown}
-    return Table("drops", caption, header, rows, (DROPPED,), shown="more").without(absent)
-
-
-def _examples(found: Comparison) -> Table:
-    """Return five sequences for each way, without columns that the dump lacks."""
+    if found.all_tokens and found.all_sequences:
+        ways.append(("(all)", "", found.all_tokens, found.all_sequences))
+    rows: list[tuple[Cell, ...]] = []
+    for by, kept, tokens, whole in ways:
+        means = [whole.numbers.get(name, Number()) for name in ("length", "reward")]
+        known = [one if one.known else None for one in means]  # no reward in the dump, or no whole sequence
+        rows.append((by, kept, tokens.count, tokens.numbers["share"], whole.count, *known))
+    header = ("dropped by", "kept by", "tokens", "share", "whole sequences", "mean length", "mean reward")
+    table = Table("drops", "What one drops and the other keeps", header, rows, (DROPPED,))
+    yield table.without(table.empty)
     rows = [
         (
-            row.sequence_id,
             one.dropped_by,
             one.kept_by,
-            None if row.step is None else str(row.step),
-            row.length,
-            row.tokens,
-            Number(value=row.log_ratio_sum),
-            None if row.reward is None else Number(value=row.reward),
+            *(Number(value=cell) if isinstance(cell, float) else cell for cell in row),
         )
         for one in found.drops
         for row in one.examples
     ]
-    header = ("sequence", "dropped by", "kept by", "step", "length", "tokens lost", "ΣΔ, nats", "reward")
+    heads = ("dropped by", "kept by", "sequence", "step", "length", "tokens lost", "ΣΔ, nats", "reward")
     caption = "Sequences that lose tokens to one preset only, the largest |ΣΔ| first"
-    table = Table("dropped", caption, header, rows, shown="more" if len(found.differences) == 1 else "page")
-    return table.without(table.empty)
+    table = Table("dropped", caption, heads, rows, shown="more" if len(found.differences) == 1 else "page")
+    yield table.without(table.empty)
 
 
 def _chart(able: Mapping[str, Numbers], names: list[str]) -> Iterator[Chart]:
@@ -346,32 +312,26 @@ def provenance(*dumps: Mapping[str, object]) -> list[tuple[Cell, ...]]:
 
 
 def _by_step(runs: Mapping[str, Result]) -> Iterator[Chart]:
-    """Yield the curves of all runs by step; the title says at how many K3 is apart from A's."""
-    panels = []
-    for name in ("k3", "ess_tokens"):
-        points = {run: _steps(one, name) for run, one in runs.items()}
-        if all(len(some) > 1 for some in points.values()):
-            axis = steps_axis([step for some in points.values() for step in some])
-            lines: list[Points] = [
-                ([*some], [*some.values()], run * (name == "k3"), colour)
-                for (run, some), colour in zip(points.items(), cycle(COLOURS), strict=False)
-            ]
-            traces = [trace for line in lines for trace in curve(line)]
-            of_k3 = k3_panel("training step", lines, x=axis)
-            panels.append(of_k3 if name == "k3" else Panel("training step", title(name), traces, axis, SHARE))
-    a, said = _steps(runs["A"], "k3"), []
-    for run in [*runs][1:]:
-        b = _steps(runs[run], "k3")
+    """Yield K3 of all runs by step; the title says at how many steps it is apart from A's."""
+    points = {run: _steps(one) for run, one in runs.items()}
+    if not all(len(some) > 1 for some in points.values()):
+        return
+    lines: list[Points] = [
+        ([*some], [*some.values()], run, colour)
+        for (run, some), colour in zip(points.items(), cycle(COLOURS), strict=False)
+    ]
+    a, said = points["A"], []
+    for run, b in [*points.items()][1:]:
         pairs = [(a[at].interval, b[at].interval) for at in a if at in b]
         known = [(x, y) for x, y in pairs if x and y]
         below, above = sum(y[1] < x[0] for x, y in known), sum(x[1] < y[0] for x, y in known)
         said.append(f"K3 of {run} lies above A's at {above} of {len(known)} steps and below at {below}")
-    if panels:
-        yield chart("runs_by_step", "; ".join(said), *panels)
+    axis = steps_axis([step for some in points.values() for step in some])
+    yield chart("runs_by_step", "; ".join(said), k3_panel("training step", lines, x=axis))
 
 
-def _steps(run: Result, name: str) -> Mapping[int, Number]:
-    """Return a number of the main pair of policies by training step, rising."""
+def _steps(run: Result) -> Mapping[int, Number]:
+    """Return K3 of the main pair of policies by training step, rising."""
     places = {int(one.key): one.numbers for one in at_steps(run) if one.key.lstrip("-").isdecimal()}
-    found = {step: one.get(run.prefix + name, one.get(name)) for step, one in sorted(places.items())}
+    found = {step: one.get(f"{run.prefix}k3", one.get("k3")) for step, one in sorted(places.items())}
     return {step: one for step, one in found.items() if one and one.value is not None}
