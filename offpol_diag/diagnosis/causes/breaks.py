@@ -17,9 +17,9 @@ outside it; honest ones stay below 0.85."""
 SHORTEST, BAD, FEWEST, SHARE = 12, 0.03, 3, 0.02
 """Fewest tokens and least mean |Δ| (nats) of a sequence that is looked at; fewest sequences that break, and
 their least share."""
-OTHER_TEXT = 7.0
-"""Least factor of mean |Δ| in other text than outside it: 5.4 in a peaked policy of 4 bits, whose outliers
-come in runs."""
+OTHER_TEXT, FADES = 7.0, 1.8
+"""Least factor of mean |Δ| in other text than outside it (5.4 in a peaked policy of 4 bits, whose outliers
+come in runs); and of a block's first third over its last, where one changed token is the reason."""
 JUMPS = tuple(round(2 ** (k / 4)) for k in range(16, 51))
 """Positions tested for a jump: 16 to 5,793, four to an octave."""
 TIMES, NATS, ROWS, MOST_ROWS = 3.0, 0.03, 8, 0.6
@@ -116,19 +116,16 @@ class Retokenization(Cause):
             f"outside and differ by {rows.size[tokens].mean():.2g} inside"
         )
         to_end = float(np.mean(end[own] == rows.lengths[own]))
-        parts = [
-            np.array_split(rows.size[rows.starts[i] + a : rows.starts[i] + b], 3)
-            for i, (a, b) in blocks.items()
-        ]
-        fades = np.mean([one[0].mean() for one in parts]) > 1.8 * np.mean([one[-1].mean() for one in parts])
+        whole = [rows.size[rows.starts[i] :][slice(*block)] for i, block in blocks.items()]
+        early, late = (np.mean([np.array_split(x, 3)[k].mean() for x in whole]) for k in (0, -1))
         where, cause = float(np.median(begins)), Cause()
         words = {"where": f"{where:.0f}", "share": percent(len(own) / int(long.sum()))}
         one_place = np.mean(np.abs(begins - where) <= 0.15 * where + 3) > 0.7
         if one_place and broken[rows.lengths > where * 1.25 + 6].mean() > 0.3 and to_end > 0.6:
-            cause, whole = LongContext(), begins + numbers(rows.column("prompt_length"))[own]
-            if np.isfinite(whole).all() and np.std(whole) <= np.std(begins) + 0.5:
-                words["where"] = f"{np.median(whole):.0f} of prompt and response"
-        elif to_end > 0.5 or fades:
+            cause, there = LongContext(), begins + numbers(rows.column("prompt_length"))[own]
+            if np.isfinite(there).all() and np.std(there) <= np.std(begins) + 0.5:
+                words["where"] = f"{np.median(there):.0f} of prompt and response"
+        elif to_end > 0.5 or early > FADES * late:
             cause = self  # what follows one changed token fades; text that was not sampled does not
         elif in_place.size.mean() < 0.05 * rows.size[tokens].mean():
             cause = WrongMask()

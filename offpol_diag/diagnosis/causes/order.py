@@ -103,10 +103,7 @@ class RowPermutation(Cause):
             f"in {sum(apart)} of {len(probed)} sequences that differ the columns are unrelated, of one mean "
             f"to {gap:.2g} nats: other rows' values; their own are not in the sample"
         )
-        words = {
-            "examples": "compare the first tokens of all rows of a step",
-            "after": "without these sequences",
-        }
+        words = {"examples": "compare first tokens in a step", "after": "without these sequences"}
         rest = {"repaired": rows.only(~rows.of(bad)), "words": words, "approximate": True}
         return self.of_sequences(evidence, rows, rows.of(bad), **rest)
 

@@ -22,10 +22,9 @@ EXPLAINED, FITS = 0.58, 0.3
 own power: it explains up to 0.51 of a soft cap, 0.40 of another model, 0.30 of a repetition penalty."""
 FITTED, REST = 6_000, (1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
 """Tokens to which a temperature is fitted, about, and numbers of equally likely other tokens to try."""
-BASES = {"2": float(np.log(2)), "10": float(np.log(10))}
-PROPORTIONAL = 0.02
-"""Base of a logarithm → its natural one; and mean |p − c·q| up to which one column is the other to that base,
-in the mean |Δ|: no temperature is so exactly proportional."""
+BASES, PROPORTIONAL = (2, 10), 0.02
+"""Bases of logarithms; and mean |p − c·q|, in the mean |Δ|, up to which one column is the other to a base: no
+temperature is so exactly proportional."""
 ONE_SIDED, TAIL = 0.2, 2.5
 """Least (1 − E[r]) / E|r − 1| where r lies below 1 nearly always; and how far below, nats."""
 FAR, FEW = 1.0, 1 / 30
@@ -106,12 +105,11 @@ def fit_temperature(rows: Rows) -> Fitted:
 def other_base(rows: Rows) -> str | None:
     """Return that one column is the other's logarithm to another base, in a clause; None if it is not."""
     size = float(np.mean(np.abs(rows.delta)))
-    for base, times in BASES.items():
-        for factor, side in ((times, "rollout"), (1 / times, "train")):
+    for base in BASES:
+        for factor, side in ((np.log(base), "rollout"), (1 / np.log(base), "train")):
             if size > TINY and np.mean(np.abs(rows.p - factor * rows.q)) < PROPORTIONAL * size:
-                return (
-                    f"log π_train is {factor:.4g} × log π_rollout, token for token: is {side} to base {base}?"
-                )
+                times = f"log π_train is {factor:.4g} × log π_rollout, token for token"
+                return f"{times}: is {side} to base {base}?"
     return None
 
 

@@ -13,11 +13,9 @@ from offpol_diag.diagnosis.seen import ROUNDED, SYNCED, Course, Seen
 
 DIGESTS = ("weight_digest_rollout", "weight_digest_train")
 """Columns with a digest of the weights that sampled a row, and of those that scored it."""
-FEWEST_STEPS = 4
-"""Fewest steps by which digests that stay are told from a constant lag that is not written down."""
-FEWEST_ROWS, ODD = 16, 3
-"""Fewest sequences at lag 0, and fewest steps that are off where later ones are in sync again: one step may
-be odd."""
+FEWEST_STEPS, FEWEST_ROWS, ODD = 4, 16, 3
+"""Fewest steps by which digests that stay are told from a constant lag that is not written down; fewest
+sequences at lag 0; and fewest steps that are off where later ones are in sync again: one may be odd."""
 DIFFERENT = 0.25
 """Level of a usual token that no engine reaches whose number format is not a quantised one: in bf16 it is
 0.04, 8 bits give 0.04 to 0.13, and 4 bits 0.10 to 0.25."""
