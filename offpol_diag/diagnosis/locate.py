@@ -33,8 +33,8 @@ SPAN, SECOND = 0.2, 0.3
 SEEDS, TRIED, LISTED, AS_WELL = 3, 8, 3, 0.8
 """First splits that are split again, cuts of a split that are tried, most places that are said, and least
 gain of each in that of the first: what gains less goes with it."""
-CODES, ENDS = 64, 8
-"""Values of a split that are told apart; of more, quantiles, and so many of the smallest and largest."""
+CODES = 256
+"""Most places at which a cut of two ends may begin or end; a cut of one end may at any."""
 
 
 class Column(NamedTuple):
@@ -75,23 +75,14 @@ class Search(NamedTuple):
     level: Floats
     group: Ints
 
-    def column(self, split: Split, near: Cut | None = None) -> Column | None:
-        """Tell tokens apart by a split, by single values near the ends of a cut; None where all are alike."""
+    def column(self, split: Split) -> Column | None:
+        """Tell tokens apart by a split; None where all are alike."""
         found = split.values(self.rows)
         if found is None:
             return None
         values = np.asarray(found if len(found) == self.rows.tokens else found[self.rows.owner], np.float64)
-        known = values[~np.isnan(values)]
-        starts = np.unique(known)
-        if near is not None:
-            codes, inside = near.column.codes, near.column.codes[near.inside]
-            ends = np.isin(codes, [inside.min() - 1, inside.min(), inside.max(), inside.max() + 1])
-            fine = np.unique(values[ends & (codes >= 0)])
-            starts = np.union1d(fine[np.linspace(0, len(fine) - 1, 4 * CODES).astype(int)], starts[:1])
-        elif len(starts) > CODES:
-            some = np.quantile(known, np.linspace(0, 1, CODES - 2 * ENDS), method="nearest")
-            starts = np.unique(np.concatenate((starts[:ENDS], some, starts[-ENDS:])))
-        codes = np.where(np.isnan(values), -1, np.searchsorted(starts, values, side="right") - 1)
+        starts = np.unique(values[~np.isnan(values)])
+        codes = np.where(np.isnan(values), -1, np.searchsorted(starts, values))
         if split.kinds and len(starts):  # those of the highest level first
             n, x = self.sums(codes, len(starts))
             codes = np.where(codes < 0, -1, np.argsort(np.argsort(-x / np.maximum(n, 1)))[codes])
@@ -103,21 +94,26 @@ class Search(NamedTuple):
         n, x = (np.bincount(codes + 1, weights, many + 1)[1:] for weights in (None, self.level))
         return np.asarray(n, np.float64), np.asarray(x, np.float64)
 
-    def gains(self, column: Column, codes: Ints, ratio: float = RATIO) -> tuple[Ints, Ints, Floats]:
+    def gains(self, column: Column, codes: Ints) -> tuple[Ints, Ints, Floats]:
         """Return the codes from which to before which each cut goes, and its gain; −inf where it is none."""
         tokens, whole, many = len(self.level), self.level.sum(), column.many
         n, x = (np.concatenate(([0.0], np.cumsum(one))) for one in self.sums(codes, many))
-        low, high = np.triu_indices(1 if column.split.kinds else many + 1, 1, many + 1)
+        ends = np.arange(1, many)
+        low, high = np.zeros_like(ends), ends
+        if not column.split.kinds:
+            grid = np.linspace(0, many, min(many, CODES) + 1).astype(np.int64)
+            first, last = (grid[at] for at in np.triu_indices(len(grid), 1))
+            low, high = np.concatenate((low, ends, first)), np.concatenate((high, ends * 0 + many, last))
         size, held = n[high] - n[low], x[high] - x[low]
         inside, outside = held / np.maximum(size, 1), (whole - held) / np.maximum(tokens - size, 1)
         gain = gained(size / tokens, inside, outside) - SPAN * ((low > 0) & (high < many))
         fits = (np.minimum(size, tokens - size) >= FEWEST) & (held >= CARRIED * whole)
-        return low, high, np.where(fits & (inside >= ratio * outside), gain, -np.inf)
+        return low, high, np.where(fits & (inside > outside), gain, -np.inf)
 
-    def best(self, column: Column, within: Flags, ratio: float = RATIO) -> Cut | None:
+    def best(self, column: Column, within: Flags) -> Cut | None:
         """Return the cut of some tokens from all others that gains most, of those on which groups agree."""
         codes = np.where(within, column.codes, -1)
-        low, high, gain = self.gains(column, codes, ratio)
+        low, high, gain = self.gains(column, codes)
         for at in np.argsort(-gain)[:TRIED]:
             inside = (codes >= low[at]) & (codes < high[at])
             if gain[at] > -np.inf and self.agreed(inside):
@@ -133,13 +129,6 @@ class Search(NamedTuple):
             mean = x.sum() / n.sum()
             gap, error = gap + sign * mean, error + sign * (x - mean * n) / n.sum()
         return bool(gap > (SURE if groups >= FEW else SURE / 2) * np.sqrt(np.square(error).sum()))
-
-    def finer(self, cut: Cut) -> Cut:
-        """Move the ends of a cut, which are quantiles where values are many, to single values."""
-        if cut.column.split.kinds or cut.column.many < CODES // 2:
-            return cut
-        exact = self.column(cut.column.split, cut)
-        return (exact and self.best(exact, cut.within)) or cut
 
     def by_chance(self, cut: Cut) -> bool:
         """Return whether groups are few, and shuffled labels of groups, sequences or tokens gain as much.
@@ -198,17 +187,19 @@ def locate(rows: Rows) -> list[Location]:
     groups = np.unique(np.stack((alike(rows), clusters(rows))), axis=1, return_inverse=True)[1].ravel()
     search, every = Search(rows, level, groups[rows.owner]), np.ones(rows.tokens, np.bool_)
     columns = [one for one in map(search.column, splits(rows)) if one]
-    alone = [cut for one in columns if (cut := search.best(one, every, ratio=1.0))]
-    found = [[search.finer(cut)] for one in columns if (cut := search.best(one, every))]
+    alone = [cut for one in columns if (cut := search.best(one, every))]
+    found = [[cut] for cut in alone]
     seeds = sorted((cut for cut in alone if cut.column.whole), key=lambda cut: -cut.score)[:SEEDS]
     for first, column in product(seeds, columns):
         second = search.best(column, first.inside)
         if second and second.score > max(cut.score for cut in alone) + SECOND:
-            found.append([first, search.finer(second)])
+            found.append([first, second])
     places: list[Location] = []
     for cuts in sorted(found, key=lambda cuts: -round(cuts[-1].score, 1)):
         place = search.location(cuts)
-        sure = place.inside >= LEVEL and place.gain >= GAIN and place.share <= MOST
+        sure = (
+            place.inside >= max(LEVEL, RATIO * place.outside) and place.gain >= GAIN and place.share <= MOST
+        )
         well = not places or place.gain >= AS_WELL * places[0].gain
         if sure and well and len(places) < LISTED and not search.by_chance(cuts[-1]):
             places.append(place)
