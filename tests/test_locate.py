@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from drawn import html, markdown, terminal
-from faults import dump
 
 from offpol_diag.core.gap import DRIFTS, Tokens
 from offpol_diag.core.kept_rows import Sample
@@ -152,12 +151,6 @@ EVERYWHERE = ("at < 0", "at >= 0", "chance < 0.1", "place == length % 8", "end >
 @pytest.mark.parametrize("inside", EVERYWHERE)
 def test_no_place_is_found_where_there_is_none(tmp_path, inside, nats):
     assert places(tmp_path / "a.parquet", planted(inside, nats)) == []
-
-
-@pytest.mark.parametrize("fault", ["none", "raw", "trainer", "nucleus", "shift", "first"])
-def test_of_faults_only_those_of_a_place_have_one(tmp_path, fault):
-    found = places(tmp_path / "b.parquet", pq.read_table(dump(tmp_path / "a.parquet", fault)).to_pydict())
-    assert [one.words for one in found[:1]] == ["at the first token of a response"] * (fault == "first")
 
 
 FOUND = {

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from faults import Policy, colder, penalised
+from faults import Policy, colder
 from faults import responses as sampled
 
 from offpol_diag.diagnosis.causes.constants import Sentinel
@@ -119,11 +119,6 @@ def off_by(sizes):
     """Return a dump whose trainer is off by so much in each sequence, as a function of the token."""
     ids = honest()["token_ids"]
     return each("old_log_probs", lambda i, p, q: p + sizes[i] * np.expm1(p) * np.sin(37.0 * ids[i]) / 2)
-
-
-def test_a_penalty_is_told_by_the_ids_that_came_before(tmp_path):
-    given = sampled(lambda t: penalised(OLD, 1.3), OLD)
-    assert [one.id for one in diagnosed(tmp_path, given).causes] == ["repetition_penalty"]
 
 
 @pytest.mark.parametrize("shift", [0, 1])

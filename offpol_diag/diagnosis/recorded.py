@@ -6,7 +6,6 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -41,13 +40,7 @@ _DTYPE = re.compile("dtype|precision|quanti|engine|rollout")
 
 
 class Recorded(NamedTuple):
-    """What the metadata of a dump says of its engine, each as `key: value`, or empty.
-
-    Attributes:
-        quantised: weights, activations or cache of few bits.
-        plain: another number format than those.
-        experts: a mixture of experts.
-    """
+    """What metadata says of an engine, as `key: value` or empty: few bits, another number format, experts."""
 
     quantised: str = ""
     plain: str = ""
@@ -93,16 +86,11 @@ TIMES, MOST_EXCUSED = 10.0, 0.3
 a usual token is then off by a factor of two, which no format is published to do."""
 
 
-@dataclass(frozen=True)
-class Floor:
-    """One row: what a dump must say, and the range of K3 that is published of it.
+class Floor(NamedTuple):
+    """K3 from `low` to `high`, nats per token, of what the metadata of a dump must say.
 
-    Attributes:
-        low, high: ends of the range, nats per token.
-        regime, source: what it was measured on, in words; who published it.
-        precision: number format of the engine, one of `PRECISIONS`.
-        experts: whether the model is a mixture of experts.
-        says: words that the metadata has, in lower case: a trainer, an engine, a size.
+    That is a number format, one of `PRECISIONS`, with experts or without, and some words in lower case: a
+    trainer, an engine, a size. `regime` says what it was measured on, `source` who published it.
     """
 
     low: float

@@ -27,8 +27,7 @@ KEY = "reference"
 
 def gaps(one: Floats, other: Floats) -> Floats:
     """Return |Δ| of tokens, [T], bounded."""
-    delta = np.nan_to_num(one - other, nan=CLIP, posinf=CLIP, neginf=-CLIP)
-    return np.minimum(np.abs(delta), CLIP)
+    return np.minimum(np.abs(np.nan_to_num(one - other, nan=CLIP, posinf=CLIP, neginf=-CLIP)), CLIP)
 
 
 def k3(one: Floats, other: Floats) -> float:
