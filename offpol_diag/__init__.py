@@ -16,18 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from offpol_diag.api import (
-        Report,
-        analyze,
-        check,
-        compare,
-        convert,
-        doctor,
-        gate,
-        report,
-        rescore,
-        sweep,
-    )
+    from offpol_diag.api import Report, analyze, check, compare, convert, doctor, gate, report, rescore, sweep
     from offpol_diag.dump.writer import DumpWriter
     from offpol_diag.result import Result
 
@@ -48,17 +37,18 @@ __all__ = [
     "rescore",
     "sweep",
 ]
-
-_HOMES = {
-    "DumpWriter": "offpol_diag.dump.writer",
-    "Result": "offpol_diag.result",
-}
-_HOMES |= {name: "offpol_diag.api" for name in __all__ if name not in _HOMES and name != "__version__"}
+_HOMES = {name: "offpol_diag.api" for name in __all__ if name != "__version__"}
+_HOMES |= {"DumpWriter": "offpol_diag.dump.writer", "Result": "offpol_diag.result"}
 
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        return _version()
+        from importlib import metadata  # slow
+
+        try:
+            return metadata.version("offpol-diag")
+        except metadata.PackageNotFoundError:  # a source tree on the path, not installed
+            return "0+source"
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -82,16 +72,3 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("offpol-diag")
-    except PackageNotFoundError:  # a source tree on the path, not installed
-        return "0+source"
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -18,10 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-MOST_TOML = 16 << 20
-"""Maximum bytes of a hand-written file."""
-MOST_RESULT = 512 << 20
-"""Maximum bytes of a result file."""
+MOST_TOML, MOST_RESULT = 16 << 20, 512 << 20
+"""Most bytes of a hand-written file, and of a result."""
 LONGEST = 200
 """Bytes of a file name that leave room for a suffix: file systems allow 255."""
 
@@ -32,20 +30,14 @@ def read(path: Path, most: int) -> bytes:
     Raises:
         OSError: it cannot be read, is a device, a pipe or a directory, or exceeds `most` bytes.
     """
-    check(path)
-    with path.open("rb") as stream:
-        return up_to(stream, most)
-
-
-def check(path: Path) -> None:
-    """Check that a path is a regular file."""
     if "\0" in str(path):
         raise OSError(errno.EINVAL, "its name holds a NUL")
     mode = path.stat().st_mode
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "a device or a pipe, no file")
+        code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(code, "it is no file, but a directory, a device or a pipe")
+    with path.open("rb") as stream:
+        return up_to(stream, most)
 
 
 def up_to(stream: BinaryIO, most: int) -> bytes:
@@ -76,10 +68,9 @@ def placed(file: Path, target: Path) -> None:
 def toml(text: str) -> dict[str, Any]:
     """Parse TOML."""
     try:
-        table = tomllib.loads(text)
+        return tomllib.loads(text)
     except RecursionError as error:
         raise ValueError("tables or arrays nest too deep") from error
-    return table
 
 
 class TemporaryFolder:

@@ -31,7 +31,7 @@ def printable_lines(text: str) -> str:
 def printable_json(text: str) -> str:
     """Return equivalent JSON with unprintable characters escaped; lone surrogates become text."""
     if not text.replace("\n", "").isprintable():
-        text = "".join(char if char == "\n" else _escaped_in_json(char) for char in text)
+        text = "".join(char if char == "\n" else _escaped(char, in_json=True) for char in text)
     return text.replace("##[", "##\\u005b")
 
 
@@ -40,17 +40,13 @@ def disarmed(text: str) -> str:
     return COMMAND.sub(_disarmed, text)
 
 
-def _escaped(char: str) -> str:
-    if unicodedata.category(char) not in CONTROLS:
-        return char
-    return char.encode("unicode_escape").decode("ascii")
-
-
-def _escaped_in_json(char: str) -> str:
+def _escaped(char: str, in_json: bool = False) -> str:
     category = unicodedata.category(char)
     if category not in CONTROLS:
         return char
-    return f"\\{_escaped(char)}" if category == "Cs" else json.dumps(char)[1:-1]
+    if in_json and category != "Cs":
+        return json.dumps(char)[1:-1]
+    return "\\" * in_json + char.encode("unicode_escape").decode("ascii")
 
 
 def _disarmed(found: re.Match[str]) -> str:

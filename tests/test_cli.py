@@ -122,13 +122,6 @@ def test_json_on_stdout_is_a_result_and_nothing_else_and_utf8_whatever_the_local
     assert ran.stderr == ""
 
 
-def test_an_ascii_terminal_is_no_reason_to_fail():
-    ran = script("presets", PYTHONIOENCODING="ascii")
-
-    assert ran.returncode == 0
-    assert "seq_mis" in ran.stdout
-
-
 @pytest.mark.slow
 def test_a_broken_pipe_is_quiet_and_has_its_own_code():
     for args in (["presets"], ["presets", "--json", "-"], ["--help"]):

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from offpol_diag import errors
 from offpol_diag.cli import app
 from offpol_diag.presets import catalogue
 
@@ -63,11 +62,10 @@ def test_the_set_up_command_is_the_first_thing_to_run():
 
 
 def test_nobody_is_told_to_install_what_no_registry_has():
-    """The command stands in `errors.install` and on the README; a release sets `errors.PUBLISHED`."""
     files = [*(ROOT / "offpol_diag").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     told = re.compile(r"pip install [\"']?offpol-diag")
     found = [path.name for path in files if told.search(path.read_text(encoding="utf-8"))]
-    assert found == ([] if errors.PUBLISHED else ["errors.py"])
+    assert found == []
 
 
 def test_every_relative_link_leads_somewhere():

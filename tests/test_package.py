@@ -148,11 +148,6 @@ def test_the_light_install_writes_dumps_and_says_what_the_command_line_needs(sit
             f"offpol-diag {version('offpol-diag')}\n",
             "",
         )
-    for options in (["--help"], ["-h"], ["analyze", "-h"]):
-        said = alone(tmp_path, env, "-m", "offpol_diag", *options)
-        assert (said.returncode, said.stderr) == (0, "")
-        assert said.stdout.startswith("Usage: offpol-diag")
-        assert install("cli") in said.stdout
     assert set(needs) == {"numpy", "pyarrow"}
     assert sum(file.size or 0 for one in needs.values() for file in one.files or ()) < 400e6
 
