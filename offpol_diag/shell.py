@@ -205,7 +205,9 @@ def write(texts: Mapping[Path, str], shown: str = "") -> None:
                 ready.get(target, target).write_bytes(text.encode("utf-8", "backslashreplace"))
         encoding = "utf-8" if STDOUT in texts else sys.stdout.encoding or "utf-8"
         try:
-            sys.stdout.buffer.write(texts.get(STDOUT, shown).encode(encoding, "replace"))
+            data = memoryview(texts.get(STDOUT, shown).encode(encoding, "replace"))
+            while data:  # unbuffered, a write may take a part
+                data = data[sys.stdout.buffer.write(data) :]
             sys.stdout.buffer.flush()
         except BrokenPipeError as error:
             left = error
