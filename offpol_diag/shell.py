@@ -154,11 +154,16 @@ def progress(quiet: bool, doing: str, unit: str) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    rate = TextColumn(f"{unit}, {{task.speed:,.0f}} {unit}/s,")
+    rate = TextColumn(f"{unit}, {{task.fields[rate]}} {unit}/s,")
     columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(doing, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task(doing, total=None, rate="–")
+
+        def report(done: int, total: int) -> None:
+            rate = f"{bar.tasks[0].speed or 0:,.0f}"
+            bar.update(task, completed=done, total=total, rate=rate)
+
+        yield report
 
 
 # ---------------------------------------------------------------- files, and stdout
