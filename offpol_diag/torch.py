@@ -142,7 +142,8 @@ def correct(
 def _packed(log_probs: Mapping[Policy, Tensor], counted: Tensor, advantages: Tensor | None) -> Evaluator:
     """Pack log-probs [S, L] and advantages [S] or [S, L] of what counts, [S, L]; the rest may be anything."""
     if advantages is not None:
-        advantages = advantages.reshape(len(counted), -1).expand(counted.shape)[counted].double()
+        wide = advantages if advantages.ndim == 2 else advantages[:, None]
+        advantages = wide.expand(counted.shape)[counted].double()
     offsets = pad(counted.sum(1).cumsum(0), (1, 0))
     begins = (counted & ~pad(counted[:, :-1], (1, 0)))[counted].nonzero().flatten()
     tokens, turns = int(offsets[-1]), torch.cat((begins, offsets[-1:]))

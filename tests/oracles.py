@@ -23,7 +23,7 @@ mpmath.mp.dps = 40
 DRIFTS = {"": ("rollout", "old"), "drift2.": ("old", "current"), "total.": ("rollout", "current")}
 OVERFLOW = 345.0  # LARGEST of core/formulas.py: |log-ratio| that is exponentiated at most
 FLOAT32_OVERFLOW = math.log((2 - 2**-23) * 2.0**127)
-COIN = 1e-8  # SMOOTHING of core/formulas.py: added to the probability of "another token"
+COIN = 1e-8  # SMOOTHING and LEAST_PROBABILITY of core/formulas.py
 
 
 @dataclass
@@ -44,44 +44,28 @@ class Sequence:
     def n(self) -> int:
         return len(self.rollout)
 
-    def log_probs(self, policy: str) -> list[float]:
-        return {"rollout": self.rollout, "old": self.old, "current": self.current}[policy]
-
     def delta(self, numerator: str, denominator: str = "rollout") -> list[float]:
-        return [p - q for p, q in zip(self.log_probs(numerator), self.log_probs(denominator), strict=True)]
+        return [p - q for p, q in zip(getattr(self, numerator), getattr(self, denominator), strict=True)]
 
 
 def sequences(rows: list[dict[str, Any]]) -> list[Sequence]:
     """Return the rows without masked tokens."""
-    return [_sequence(row) for row in rows]
-
-
-def _sequence(row: dict[str, Any]) -> Sequence:
-    length = len(row["rollout_log_probs"])
-    mask = row.get("response_mask", [1] * length)
-    live = [t for t in range(length) if mask[t] == 1]
-    turn, number = [], -1
-    for t in live:
-        if t == 0 or mask[t - 1] != 1:
-            number += 1
-        turn.append(number)
-    advantages = row.get("advantages", 0.0)
-    advantages = advantages if isinstance(advantages, list) else [advantages] * length
-
-    def pick(values: list[float] | None) -> list[float]:
-        return [] if values is None else [values[t] for t in live]
-
-    return Sequence(
-        rollout=pick(row["rollout_log_probs"]),
-        old=pick(row.get("old_log_probs")),
-        current=pick(row.get("current_log_probs")),
-        advantages=pick(advantages),
-        turn=turn,
-        group=row.get("group_id"),
-        response=length,
-        ident=row.get("sequence_id", ""),
-        step=row.get("step"),
-    )
+    found = []
+    for row in rows:
+        length = len(row["rollout_log_probs"])
+        mask = row.get("response_mask", [1] * length)
+        live = [t for t in range(length) if mask[t] == 1]
+        turn, number = [], -1
+        for t in live:
+            number += t == 0 or mask[t - 1] != 1
+            turn.append(number)
+        advantages = row.get("advantages", 0.0)
+        advantages = advantages if isinstance(advantages, list) else [advantages] * length
+        logs = (row.get(f"{policy}_log_probs") for policy in ("rollout", "old", "current"))
+        columns = [[] if x is None else [x[t] for t in live] for x in (*logs, advantages)]
+        facts = row.get("group_id"), length, row.get("sequence_id", ""), row.get("step")
+        found.append(Sequence(*columns, turn, *facts))
+    return found
 
 
 def mean(values: list[float]) -> float:
@@ -99,16 +83,6 @@ def exact_mean(values: list[Any]) -> float:
     return float(mpmath.fsum(values) / len(values)) if values else math.nan
 
 
-def ratio(log: float) -> float:
-    """Compute e^log, or infinity."""
-    return math.exp(log) if log < 709 else math.inf
-
-
-def expm1(log: float) -> float:
-    """Compute e^log − 1, or infinity."""
-    return math.expm1(log) if log < 709 else math.inf
-
-
 # ---------------------------------------------------------------- the policy gap (§5)
 
 
@@ -118,8 +92,8 @@ def policy_gap(data: list[Sequence], prefix: str) -> dict[str, float]:
     there = [s for s in data if s.n]
     per_sequence = [s.delta(above, below) for s in there]
     deltas = [d for one in per_sequence for d in one]
-    q = [x for s in there for x in s.log_probs(below)]
-    p = [x for s in there for x in s.log_probs(above)]
+    q = [x for s in there for x in getattr(s, below)]
+    p = [x for s in there for x in getattr(s, above)]
     probs_q, probs_p = [math.exp(x) for x in q], [math.exp(x) for x in p]
     gaps = [abs(exact_prob_diff(a, b)) for a, b in zip(p, q, strict=True)]
     mean_delta = [mean(one) for one in per_sequence]
@@ -129,8 +103,8 @@ def policy_gap(data: list[Sequence], prefix: str) -> dict[str, float]:
         "k3": exact_mean([mpmath.expm1(d) - mpmath.mpf(d) for d in deltas]),
         "mean_ratio": exact_mean([mpmath.exp(d) for d in deltas]),
         "chi2_token": exact_mean([mpmath.expm1(2 * mpmath.mpf(d)) for d in deltas]),
-        "ppl_train": mean([math.exp(-mean(s.log_probs(above))) for s in there]),
-        "ppl_rollout": mean([math.exp(-mean(s.log_probs(below))) for s in there]),
+        "ppl_train": mean([math.exp(-mean(getattr(s, above))) for s in there]),
+        "ppl_rollout": mean([math.exp(-mean(getattr(s, below))) for s in there]),
         "ppl_ratio": exact_mean([mpmath.exp(-d) for d in mean_delta]),
         "ppl_ratio_pooled": math.exp(-mean(deltas)),
         "log_ppl_diff": mean([-d for d in mean_delta]),
@@ -258,17 +232,13 @@ def turns(s: Sequence) -> list[list[int]]:
     return [[t for t in range(s.n) if s.turn[t] == number] for number in sorted(set(s.turn))]
 
 
-def log_weights(s: Sequence, delta: list[float], weight: Any) -> list[float]:
-    """Compute the log of each token's importance ratio, with the safety bound where it acts."""
-    at_token = weight.safety_at == "token"
-    each, whole = (weight.safety, None) if at_token else (None, weight.safety)
-    d = [clamp(x, each) for x in delta]
-    return [clamp(x, whole) for x in _aggregated(s, d, weight.over)]
-
-
 def weigh(s: Sequence, delta: list[float], weight: Any) -> tuple[list[float], list[bool], list[bool]]:
-    """Compute each token's final weight, and which are above the upper and below the lower bound."""
-    logs = log_weights(s, delta, weight)
+    """Compute each token's final weight, and which are above the upper and below the lower bound.
+
+    The safety is a bound on the log of each ratio, or of what is aggregated of them.
+    """
+    each, whole = (weight.safety, None) if weight.safety_at == "token" else (None, weight.safety)
+    logs = [clamp(x, whole) for x in _aggregated(s, [clamp(x, each) for x in delta], weight.over)]
     high = [weight.upper is not None and x > math.log(weight.upper) for x in logs]
     low = [bool(weight.lower) and x < math.log(weight.lower) for x in logs]
     final = []
@@ -284,33 +254,43 @@ def weigh(s: Sequence, delta: list[float], weight: Any) -> tuple[list[float], li
     return final, high, low
 
 
+def other(log: Any) -> Any:
+    """Compute the probability of any other token, from the log-probability of this one."""
+    return -mpmath.expm1(log)
+
+
+def coins(p: Any, q: Any) -> Any:
+    """Compute KL(q || p) of "this token or another", probabilities held within [1e-8, 1 − 1e-8]."""
+    held = [min(max(x, mpmath.mpf(COIN)), 1 - mpmath.mpf(COIN)) for x in (mpmath.exp(p), mpmath.exp(q))]
+    (this_p, other_p), (this_q, other_q) = ((x, 1 - x) for x in held)
+    return this_q * mpmath.log(this_q / this_p) + other_q * mpmath.log(other_q / other_p)
+
+
+def smoothed(d: Any, q: Any) -> Any:
+    """Compute the KL of "this token or another", with 1e-8 added to both probabilities of another."""
+    train = max(other(q + d), mpmath.mpf(0))
+    return -mpmath.exp(q) * d + other(q) * mpmath.log((other(q) + COIN) / (train + COIN))
+
+
+EXACT = {
+    "ratio": lambda d, q: d,  # in logs, like its bounds
+    "k1": lambda d, q: -d,
+    "k2": lambda d, q: d * d / 2,
+    "k3": lambda d, q: mpmath.expm1(d) - d,
+    "k3_reverse": lambda d, q: mpmath.expm1(-d) + d,
+    "mult_prob_error": lambda d, q: mpmath.exp(abs(d)),
+    "prob_diff": lambda d, q: mpmath.exp(q) * mpmath.expm1(d),
+    "tv": lambda d, q: abs(mpmath.expm1(d)) / 2,
+    "binary_kl": smoothed,
+    "binary_kl_max": lambda d, q: max(coins(q + d, q), coins(q, q + d)),
+}
+"""Statistic of one token → its value, from the mpmath numbers Δ and log π_rollout."""
+
+
+@cache
 def value(statistic: str, d: float, q: float) -> float:
-    """Compute a statistic of one token."""
-    return {
-        "ratio": lambda: d,  # in logs, like its bounds
-        "k1": lambda: -d,
-        "k2": lambda: d * d / 2,
-        "k3": lambda: expm1(d) - d,
-        "k3_reverse": lambda: expm1(-d) + d,
-        "mult_prob_error": lambda: ratio(abs(d)),
-        "tv": lambda: abs(expm1(d)) / 2,
-        "prob_diff": lambda: float(mpmath.exp(q) * mpmath.expm1(d)),
-        "binary_kl": lambda: binary_kl(d, q),
-        "binary_kl_max": lambda: max(clamped_kl(q, q + d, 1e-8), clamped_kl(q + d, q, 1e-8)),
-    }[statistic]()
-
-
-def clamped_kl(q: float, p: float, least: float) -> float:
-    """Compute KL(q || p) of two coins by log-probability, both within [least, 1 − least], to 40 digits."""
-    one, two = (min(max(mpmath.exp(x), mpmath.mpf(least)), 1 - mpmath.mpf(least)) for x in (q, p))
-    return float(one * mpmath.log(one / two) + (1 - one) * mpmath.log((1 - one) / (1 - two)))
-
-
-def binary_kl(d: float, q: float) -> float:
-    """Compute the KL between two coins, "this token or another", in 40 digits."""
-    this, train = mpmath.exp(q), mpmath.exp(mpmath.mpf(q) + d)
-    others = (1 - this + COIN) / (max(1 - train, mpmath.mpf(0)) + COIN)
-    return float(-this * d + (1 - this) * mpmath.log(others))
+    """Compute a statistic of one token to 40 digits; cached, since presets ask for the same tokens."""
+    return float(EXACT[statistic](mpmath.mpf(d), mpmath.mpf(q)))
 
 
 def judged(s: Sequence, delta: list[float], rule: Any) -> list[float]:
@@ -341,11 +321,6 @@ def _aggregated(s: Sequence, x: list[float], over: str) -> list[float]:
     return out
 
 
-def on_tokens(rule: Any) -> bool:
-    """Return whether a rule drops single tokens rather than whole sequences."""
-    return rule.over in ("token", "segment", "batch") or rule.advantage == "away"
-
-
 def cut(values: list[float], upper: float) -> float:
     """Return the cut: tokens from this value on are dropped, until the mean of the rest is below `upper`.
 
@@ -368,9 +343,10 @@ def passes(s: Sequence, delta: list[float], rule: Any, cuts: Cuts) -> list[bool]
     in_log = rule.statistic == "ratio"
     upper = rule.upper if rule.upper is None or not in_log else math.log(rule.upper)
     lower = rule.lower if rule.lower is None or not in_log else math.log(rule.lower)
+    of_tokens = rule.over in ("token", "segment") or rule.advantage == "away"  # else sequences are dropped
     out = []
     for t, x in enumerate(judged(s, delta, rule)):
-        advantage = s.advantages[t] if on_tokens(rule) else mean(s.advantages)
+        advantage = s.advantages[t] if of_tokens else mean(s.advantages)
         above, below = upper is not None and x > upper, lower is not None and x < lower
         gone = {
             "any": above or below,
@@ -556,17 +532,11 @@ def _residual(
     every = [d for deltas in left for d in deltas]
     some = [v for v, deltas in zip(per_sequence, left, strict=True) if deltas]
     return {
-        "k3": mean([k3(d) for d in every]),
+        "k3": mean([value("k3", d, 0.0) for d in every]),
         "ppl_ratio": mean([math.exp(-mean(deltas)) for deltas in left if deltas]),
         "chi2_token": mean([(w - 1) * (w + 1) for w in kept]),
         "chi2_sequence": mean([(v - 1) * (v + 1) for v in some]),
     }
-
-
-@cache
-def k3(d: float) -> float:
-    """Compute e^d − 1 − d in 40 digits; cached, since presets ask for the same tokens."""
-    return float(mpmath.expm1(mpmath.mpf(d)) - mpmath.mpf(d))
 
 
 def _ess(weights: list[float], n: int) -> float:
@@ -661,32 +631,11 @@ def make_rows(sigma: float, seed: int = 0, many: int = 30, outliers: float = 0.0
     return rows
 
 
-KINDS = {
-    "rollout_log_probs": pa.list_(pa.float64()),
-    "old_log_probs": pa.list_(pa.float64()),
-    "current_log_probs": pa.list_(pa.float64()),
-    "response_mask": pa.list_(pa.int8()),
-    "advantages": pa.list_(pa.float64()),
-    "token_ids": pa.list_(pa.int32()),
-    "sequence_id": pa.string(),
-    "group_id": pa.string(),
-    "rewards": pa.float64(),
-    "entropy": pa.list_(pa.float64()),
-    "step": pa.int64(),
-    "policy_lag": pa.int64(),
-    "host": pa.string(),
-    "train_version": pa.int64(),
-    "weight_versions": pa.list_(pa.int64()),
-}
-
-
 def write(rows: list[dict[str, Any]], path: Path, row_group: int | None = None, floats: Any = None) -> str:
     """Write the rows as a Parquet file; `floats` replaces float64 as the type of the lists."""
-    kinds = {
-        name: pa.list_(floats) if floats and kind == pa.list_(pa.float64()) else kind
-        for name, kind in KINDS.items()
-    }
-    schema = pa.schema([(name, kind) for name, kind in kinds.items() if name in rows[0]])
-    columns = {name: pa.array([row[name] for row in rows], schema.field(name).type) for name in schema.names}
-    pq.write_table(pa.table(columns, schema=schema), path, row_group_size=row_group or max(len(rows), 1))
+    table, lists = pa.Table.from_pylist(rows), pa.list_(pa.float64())
+    if floats:
+        kinds = [one.with_type(pa.list_(floats)) if one.type == lists else one for one in table.schema]
+        table = table.cast(pa.schema(kinds))
+    pq.write_table(table, path, row_group_size=row_group or max(len(rows), 1))
     return str(path)

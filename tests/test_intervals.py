@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 from scipy import stats
 
 from offpol_diag.core.intervals import (
+    ABOVE_ONE,
     ANYWHERE,
     FEWEST_GROUPS,
     POSITIVE,
@@ -88,6 +90,15 @@ def test_a_share_at_an_end_that_replicates_leave_is_cut_off_there(value):
     assert (low == 0 < high < 1) if value == 0 else (0 < low < 1 == high)
 
 
+@pytest.mark.parametrize(
+    ("within", "value", "half"),
+    [(ANYWHERE, 1.7e308, 1e308), (POSITIVE, 1e308, 2e308), (ABOVE_ONE, 1e300, 1e303)],
+)
+def test_an_end_of_an_interval_that_overflows_is_the_largest_float(within, value, half):
+    low, high = within.around(value, half)
+    assert within.low < low < value < high == sys.float_info.max
+
+
 def test_groups_of_unequal_size_count_as_fewer():
     """One prompt with half of all tokens among 101: (2·100)² / (100² + 100) in effect, not 101."""
     halved = sized([50.0, 50.0] + [1.0] * 100, [0, *range(101)])  # in two rows
@@ -109,11 +120,8 @@ def sized(tokens: list[float], groups: Sequence[int] | None = None) -> Groups:
 
 def share(seen: float, units: float, counts: bool = True) -> tuple[float, float] | None:
     read = {"x": np.full((65,), seen), "sequences": np.full((65,), units)}
-    return (
-        Reader(read, Groups(60, 60.0))
-        .number(Formula("x", "", mean("x", "sequences"), "fraction", counts=counts))
-        .interval
-    )
+    row = Formula("x", "", mean("x", "sequences"), "fraction", counts=counts)
+    return Reader(read, Groups(60, 60.0)).number(row).interval
 
 
 def test_no_event_among_n_is_no_proof_that_there_is_none():
@@ -126,23 +134,16 @@ def test_no_event_among_n_is_no_proof_that_there_is_none():
     assert share(500, 1000) == (0.5, 0.5)
 
 
-def test_events_that_a_preset_cannot_cause_are_exactly_zero():
-    rows = catalogue.load()
-
-    assert {"tokens_rejected", "vetoed", "truncated_low"} <= idle(rows["token_is"])
-    assert not {"truncated_high"} & idle(rows["token_is"])
-    assert not {"tokens_rejected", "sequences_dropped", "tokens_weighted"} & idle(rows["geo_rs"])
-    assert "tokens_weighted" in idle(rows["token_is"])
-    assert not {"tokens_weighted"} & idle(rows["token_icepop"])
-    assert "truncated_high" in idle(rows["recompute"])
-
-
-def test_a_result_tells_what_cannot_happen_from_what_was_not_seen():
+def test_what_a_preset_cannot_cause_is_exactly_zero_and_what_was_not_seen_is_not():
     """No token of this dump is vetoed: under one preset it could have been, under the other not."""
-    rows = catalogue.load()
-    found = analyze(["sample_data/healthy.parquet"], presets=[rows["token_is"], rows["geo_rs"]])
-    never, unseen = (found.preset(name)["vetoed"] for name in ("token_is", "geo_rs"))
+    rows = {name: idle(preset) for name, preset in catalogue.load().items()}
+    assert {"tokens_rejected", "vetoed", "truncated_low", "tokens_weighted"} <= rows["token_is"]
+    assert "truncated_high" not in rows["token_is"]
+    assert not {"tokens_rejected", "sequences_dropped", "tokens_weighted"} & rows["geo_rs"]
+    assert "tokens_weighted" not in rows["token_icepop"]
+    assert "truncated_high" in rows["recompute"]
 
-    assert (never.value, never.interval) == (0, (0, 0))
-    assert unseen.value == 0
+    found = analyze(["sample_data/healthy.parquet"], presets="token_is,geo_rs")
+    never, unseen = (found.preset(name)["vetoed"] for name in ("token_is", "geo_rs"))
+    assert (never.value, never.interval, unseen.value) == (0, (0, 0), 0)
     assert unseen.interval == pytest.approx((0, stats.binomtest(0, 512).proportion_ci(0.95).high))

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
 from offpol_diag.core import readout
 from offpol_diag.core.observe import Observe
@@ -74,12 +74,8 @@ def numbers(summary: Result) -> Iterator[tuple[str, float | None]]:
 
 def _ends(name: str, number: Number) -> Iterator[tuple[str, float | None]]:
     low, high = number.interval or (None, None)
-    yield from (
-        (name, number.value),
-        (f"low {name}", low),
-        (f"high {name}", high),
-        (f"log10 {name}", number.log10),
-    )
+    values = {"": number.value, "low ": low, "high ": high, "log10 ": number.log10}
+    yield from ((f"{what}{name}", x) for what, x in values.items())
 
 
 def different(one: Result, two: Result, but: str = "$^") -> dict[str, tuple[Any, Any]]:
@@ -110,7 +106,7 @@ def whole_and_rows(rows, tmp_path_factory):
     """Return the Result of the rows in one file, one row group, one batch, and its table of sequences."""
     folder = tmp_path_factory.mktemp("whole")
     summary = analyzed([rows], folder, sequences=folder / "rows.parquet")
-    return summary, pq.read_table(folder / "rows.parquet")
+    return summary, pl.read_parquet(folder / "rows.parquet")
 
 
 @pytest.fixture(scope="module")
@@ -160,19 +156,7 @@ def test_cutting_the_dump_changes_no_number(rows, whole_and_rows, tmp_path, cut)
     assert different(whole, summary) == {}
     assert summary.worst == whole.worst
     order = np.argsort(np.concatenate(files))
-    assert same_rows(pq.read_table(table).take(order), whole_rows)
-
-
-def same_rows(one: pa.Table, two: pa.Table) -> bool:
-    """Return whether rows agree to rounding: a preset may divide by a sum over the whole dump."""
-    pairs = zip(one.columns, two.columns, strict=True)
-    return one.schema == two.schema and all(_same_column(x, y) for x, y in pairs)
-
-
-def _same_column(x: pa.ChunkedArray, y: pa.ChunkedArray) -> bool:
-    if not pa.types.is_floating(x.type):
-        return bool(x.equals(y))
-    return bool(np.allclose(x.to_numpy(), y.to_numpy(), rtol=1e-12, atol=0, equal_nan=True))
+    assert_frame_equal(pl.read_parquet(table)[order], whole_rows, rel_tol=1e-12, abs_tol=0)
 
 
 def test_the_seed_moves_intervals_and_nothing_else(rows, whole, tmp_path):
