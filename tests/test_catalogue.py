@@ -14,7 +14,7 @@ import pytest
 from offpol_diag.errors import PresetError, UsageError
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load, plain
-from offpol_diag.presets.words import KINDS, loss, method
+from offpol_diag.presets.words import KINDS, clipped, loss, method
 from offpol_diag.trainers import TRAINERS, defaults
 from offpol_diag.trainers.translate import sayable
 
@@ -128,6 +128,17 @@ def test_the_loss_is_written_with_its_anchor() -> None:
     gspo = "PPO clip on (∏π_θ/π_rollout)^(1/n)"
     of = ["PPO clip on π_θ/π_old", "PPO clip on π_θ/π_rollout", "REINFORCE", gspo]
     assert [loss(SHIPPED[name]) for name in names] == of
+
+
+def test_where_the_loss_clips_its_ratio_is_written() -> None:
+    names = ("recompute", "gspo", "cispo", "recompute@clip.low=inf:clip.dual=inf", "pure_is")
+    assert [clipped(SHIPPED[name]) for name in names] == [
+        "to [0.8, 1.2]; where A < 0 the loss is at most −3 A",
+        "to [0.9997, 1.0004]",
+        "to [0, 5]",
+        "to [−∞, 1.2]",
+        "",
+    ]
 
 
 # ---------------------------------------------------------------- finding presets

@@ -126,6 +126,17 @@ def loss(preset: Preset) -> str:
     return LOSSES[preset.loss].format(anchor="π_old" if preset.policy == "old" else "π_rollout")
 
 
+def clipped(preset: Preset) -> str:
+    """Write where the loss clips its own ratio: `to [0.8, 1.2]; where A < 0 the loss is at most −3 A`."""
+    clip = preset.clip
+    if preset.loss in ("reinforce", "surrogate"):
+        return ""
+    low = "−∞" if clip.low is None else f"{1 - clip.low:g}"
+    high = "∞" if clip.high is None else f"{1 + clip.high:g}"
+    dual = clip.dual is not None and preset.loss != "cispo"
+    return f"to [{low}, {high}]{f'; where A < 0 the loss is at most −{clip.dual:g} A' if dual else ''}"
+
+
 def denominator(preset: Preset) -> str:
     """Write whether rejected tokens stay in the loss's denominator; empty where none are removed."""
     return DENOMINATORS[preset.denominator] if preset.reject or preset.veto else ""

@@ -54,7 +54,7 @@ def explained(preset: Preset, aliases: Mapping[str, str], trainers: Sequence[str
         "weight": words.weight(preset.weight),
         "keeps": words.rejection(preset.reject),
         "drops a sequence with": words.veto(preset.veto),
-        "loss": words.loss(preset),
+        "loss": f"{words.loss(preset)} {words.clipped(preset)}",
         "denominator": words.denominator(preset),
         "guards": "; ".join(words.guards(preset)),
         "thresholds": ways(preset),
