@@ -213,13 +213,11 @@ class AtLength(NamedTuple):
 
     Attributes:
         sequences: responses with at least so many tokens.
-        khat: k̂ of the same weights.
     """
 
     tokens: Whole
     sequences: Whole
     ess_sequences: Number
-    khat: Number | None = None
 
 
 class Lengths(Model):
@@ -253,8 +251,6 @@ class BySteps(Points):
 
     first: list[Whole] = Field(description="first step of each group, [G]", min_length=1)
     last: list[Whole] = Field(description="last step of each group; equal to `first` for groups of one step")
-    tokens: list[Whole]
-    sequences: list[Whole]
     series: dict[str, Series] = Field(description="names of the main pair, drift2.k3, METHOD.tokens_rejected")
 
 
@@ -374,7 +370,6 @@ class PresetFacts(Model):
     kind: str = Field("", description="what the method acts on, by which presets are listed")
     aliases: list[str] = []
     needs: list[str] = Field([], description="columns the dump lacks; when not empty there are no numbers")
-    same_as: str = Field("", description="the first preset with the same numbers on this dump, if another")
 
 
 class Subset(Model):

@@ -166,8 +166,6 @@ def _steps(out: Readout, groups: Sequence[Group]) -> shown.BySteps:
     return shown.BySteps(
         first=[group.first for group in groups],
         last=[group.last for group in groups],
-        tokens=[round(group.reader.sum("tokens")) for group in groups],
-        sequences=[round(group.reader.sum("sequences")) for group in groups],
         series={name: _series(numbers) for name, numbers in zip(rows, each, strict=True)},
     )
 

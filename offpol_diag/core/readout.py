@@ -36,33 +36,22 @@ def summary(out: Readout, presets: Sequence[Preset], facts: DumpFacts, run: Run)
         facts: what was read.
         run: how it was computed.
     """
-    counts, ranges = out.state.counts, out.state.ranges
+    counts, main = out.state.counts, out.study.main
+    name, synced = f"{main.prefix}log_ratio", counts["in_sync"] if counts["in_sync"].any() else None
+    bins, ends = counts[f"{main.prefix}bins.d"], out.state.ranges[f"{main.prefix}d"]
     axes, at_places = breakdowns.places(out)
-    of_presets = {preset.name: of_preset(out, preset) for preset in presets}
+    of_presets = {f"preset/{preset.name}": of_preset(out, preset) for preset in presets}
+    numbers = {"dump": of_dump(out)} | {of: some for of, some in of_presets.items() if some} | at_places
     result = Result(
         dump=facts,
-        numbers={"dump": of_dump(out)}
-        | {f"preset/{name}": numbers for name, numbers in of_presets.items() if numbers}
-        | at_places,
+        numbers=numbers,
         axes=axes,
+        histograms={name: histograms.histogram(bins, ends, f"log-ratio, {main.title}", synced)},
+        lengths=charts.lengths(out),
         presets={preset.name: _described(out, preset) for preset in presets},
         worst=kept_rows.worst(out.state),
         run=run,
     )
-    first: dict[object, str] = {}
-    for name, numbers in of_presets.items():
-        key = tuple((metric, one.value, one.interval) for metric, one in numbers.items())
-        if (earlier := first.setdefault(key, name) if key else name) != name:
-            result.presets[name].same_as = earlier
-    for drift in out.study.drifts:
-        name, synced = drift.prefix + "log_ratio", counts["in_sync"]
-        result.histograms[name] = histograms.histogram(
-            counts[f"{drift.prefix}bins.d"],
-            ranges[f"{drift.prefix}d"],
-            f"log-ratio, {drift.title}",
-            synced if drift == out.study.main and synced.any() else None,
-        )
-    result.lengths = charts.lengths(out)
     result.charts = charts.charts_of(out, result)
     return result
 
