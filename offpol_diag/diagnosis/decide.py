@@ -20,7 +20,7 @@ from offpol_diag.diagnosis.recorded import recorded
 from offpol_diag.diagnosis.reference import in_dump
 from offpol_diag.diagnosis.registry import CANDIDATES, CAUSES
 from offpol_diag.diagnosis.rows import MACHINES, Known, Rows, measured, percent
-from offpol_diag.diagnosis.seen import OUTLYING, ROUNDED, Seen, holding
+from offpol_diag.diagnosis.seen import OUTLYING, Seen, holding
 from offpol_diag.number import Number
 from offpol_diag.numerals import doubted, rounded, say
 from offpol_diag.result import After, CandidateCause, Cause, Diagnosis, Example, Result
@@ -254,7 +254,7 @@ def _ruled_out(named: list[str]) -> list[str]:
 
 def _explained(seen: Seen) -> str:
     """Return what has to be explained, in a clause."""
-    body, at = seen.body, " at lag 0" if seen.lags else ""
+    at = " at lag 0" if seen.lags else ""
     if seen.inexcusable:
         most = f"{seen.recorded.precision or 'a number format'} excuses no more than {seen.most:.2g}"
         return f"K3{at} is above {seen.rows.known.synced:.2g}, and {most}"
@@ -262,7 +262,7 @@ def _explained(seen: Seen) -> str:
         return "K3 is large at some steps and rounding at others"
     if seen.course.growth:
         return f"K3 grows {rounded(seen.course.growth)}-fold over the steps"
-    if seen.outlying or (body.tail >= OUTLYING and body.scale <= ROUNDED):
+    if seen.outlying or (seen.close and seen.body.tail >= OUTLYING):
         return "a part of the tokens differs by much"
     if seen.noise:
         return "the noise of single tokens is larger than rounding makes it"

@@ -18,39 +18,21 @@ from offpol_diag.diagnosis.causes.weights import ModelDiffers, WeightsNotSynced
 from offpol_diag.errors import UsageError, did_you_mean
 
 CAUSES: tuple[Cause, ...] = (
-    # what is counted, and what is out of place
-    LowPrecision(),
-    Sentinel(),
-    WrongMask(),
-    CopiedMean(),
-    Top1Logged(),
-    OffByOne(),
-    SegmentOrder(),
-    RowPermutation(),
-    WeightsNotSynced(),
-    # what is told by tokens and places
-    RepetitionPenalty(),
-    Boundary(),
-    WrongContext(),
-    SpecialToken(),
-    LongContext(),
-    Retokenization(),
-    # what is fitted
-    TruncatedSampling(),
-    RawLogProbs(),
-    TrainerTemperature(),
-    # two models, or one group
-    ModelDiffers(),
-    GroupFault(),
-    # honest ones: the first that is found ends the search
-    Stale(),
-    QuantizedRollout(),
-    MoeOutliers(),
-    Numerics(),
+    *(LowPrecision(), Sentinel(), WrongMask(), CopiedMean(), Top1Logged()),  # what is counted
+    *(OffByOne(), SegmentOrder(), RowPermutation(), WeightsNotSynced()),  # what is out of place, or not equal
+    *(RepetitionPenalty(), Boundary(), WrongContext(), SpecialToken()),  # what is told by tokens and places
+    *(LongContext(), Retokenization()),
+    *(TruncatedSampling(), RawLogProbs(), TrainerTemperature()),  # what is fitted
+    *(ModelDiffers(), GroupFault()),  # two models, or one group
+    *(
+        Stale(),
+        QuantizedRollout(),
+        MoeOutliers(),
+        Numerics(),
+    ),  # honest: the first ends the search
 )
 CANDIDATES = ("stale", "weights_not_synced", "quantized_rollout", "model_differs", "moe_outliers", "numerics")
-"""Causes that may fit where none is established, more common ones first; after them come all others that say
-so."""
+"""Causes that may fit where none is established, more common ones first."""
 
 
 def cause(name: str) -> Cause:

@@ -173,7 +173,7 @@ class Seen:
         share, common: systematic share of r, or None if it cannot be estimated; and in words.
         noise, unsystematic: whether it is measurably none, by answers to a prompt; none beyond rounding.
         systematic, other_step: whether it is more than quantised weights leave; and surely so.
-        outlying: whether a few outliers carry the mismatch, with all other tokens close.
+        close, outlying: whether a usual token is at rounding; whether a few outliers carry the mismatch, too.
         in_sync, behind: whether the dump says that every row is at lag 0; that none is.
         lags: lag → K3, of lags with enough tokens; empty if the dump records none.
         over_lag: mean K3 of larger lags over that of the smallest; NaN where there is only one.
@@ -190,8 +190,8 @@ class Seen:
     def __init__(self, rows: Rows) -> None:
         self.rows, self.recorded, self.body = rows, rows.known.recorded, Body.of(rows)
         self.k3 = float(rows.k3_cut.mean()) if rows.tokens else 0.0
-        close = self.body.scale <= CLOSE and 0.001 < self.body.tail < OUTLYING
-        self.outlying = close and self.body.share >= CARRIED
+        self.close, few = self.body.scale <= ROUNDED, 0.001 < self.body.tail < OUTLYING
+        self.outlying = few and self.body.scale <= CLOSE and self.body.share >= CARRIED
 
         self.share, self.common = common(rows), ""
         self.noise = self.unsystematic = self.systematic = self.other_step = False
@@ -246,40 +246,29 @@ class Seen:
 
 USUAL = "|Δ|/(1 − q) is {0.body.scale:.2g} for a usual token"
 WIDE = f"{USUAL}; 8-bit weights leave 0.06 to 0.13."
+DENSE = f"engines of a dense model in bf16 stay below {HEALTHY_K3:g} as a rule"
 EVIDENCE: dict[str, tuple[str, Callable[[Seen], bool]]] = {
-    "behind": ("No row is at a policy_lag of 0.", lambda seen: seen.behind),
+    "behind": ("No row is at a policy_lag of 0.", lambda s: s.behind),
     "at lag 0": (
         f"K3 is {{0.lags[0]:.2g}} ({CUT}) at a policy_lag of 0.",
-        lambda seen: seen.lags.get(0, 0.0) > HEALTHY_K3,
+        lambda s: s.lags.get(0, 0.0) > HEALTHY_K3,
     ),
-    "flat over lag": (
-        f"K3 does not rise with the lag: {{0.by_lag}}, {CUT}.",
-        lambda seen: seen.over_lag <= FLAT,
-    ),
-    "grows": ("|Δ|/(1 − q) grows over the steps: {0.course.text}.", lambda seen: seen.course.growth > 0),
-    "back": ("|Δ|/(1 − q) by step falls back to rounding: {0.course.text}.", lambda seen: seen.course.back),
-    "shared": ("{0.common}; quantised weights leave 10% to 25%.", lambda seen: seen.systematic),
-    "noise": ("{0.common}: noise of single tokens.", lambda seen: seen.unsystematic),
-    "wide": (WIDE, lambda seen: seen.body.scale > STALE),
-    "broad": (f"Every token is off: {WIDE}", lambda seen: ROUNDED < seen.body.scale <= STALE),
-    "close": (
-        f"{USUAL}, as rounding leaves it.",
-        lambda seen: seen.body.scale <= ROUNDED and seen.body.tail < OUTLYING,
-    ),
+    "flat over lag": (f"K3 does not rise with the lag: {{0.by_lag}}, {CUT}.", lambda s: s.over_lag <= FLAT),
+    "grows": ("|Δ|/(1 − q) grows over the steps: {0.course.text}.", lambda s: s.course.growth > 0),
+    "back": ("|Δ|/(1 − q) by step falls back to rounding: {0.course.text}.", lambda s: s.course.back),
+    "shared": ("{0.common}; quantised weights leave 10% to 25%.", lambda s: s.systematic),
+    "noise": ("{0.common}: noise of single tokens.", lambda s: s.unsystematic),
+    "wide": (WIDE, lambda s: s.body.scale > STALE),
+    "broad": (f"Every token is off: {WIDE}", lambda s: ROUNDED < s.body.scale <= STALE),
+    "close": (f"{USUAL}, as rounding leaves it.", lambda s: s.close and s.body.tail < OUTLYING),
     "partly": (
         f"{USUAL}, and a part of the tokens is far beyond that.",
-        lambda seen: seen.body.scale <= ROUNDED and seen.body.tail >= OUTLYING,
+        lambda s: s.close and s.body.tail >= OUTLYING,
     ),
-    "beyond rounding": (
-        f"K3 is {{0.k3:.2g}} ({CUT}); engines of a dense model in bf16 stay below {HEALTHY_K3:g} as a rule.",
-        lambda seen: seen.k3 > HEALTHY_K3,
-    ),
-    "outliers": (
-        "{0.outliers}.",
-        lambda seen: 0.001 < seen.body.tail < OUTLYING and seen.body.share >= 0.5,
-    ),
-    "quantised": ("The dump says {0.recorded.quantised}.", lambda seen: bool(seen.recorded.quantised)),
-    "plain": ("The dump says {0.recorded.plain}.", lambda seen: bool(seen.recorded.plain)),
+    "beyond rounding": (f"K3 is {{0.k3:.2g}} ({CUT}); {DENSE}.", lambda s: s.k3 > HEALTHY_K3),
+    "outliers": ("{0.outliers}.", lambda s: 0.001 < s.body.tail < OUTLYING and s.body.share >= 0.5),
+    "quantised": ("The dump says {0.recorded.quantised}.", lambda s: bool(s.recorded.quantised)),
+    "plain": ("The dump says {0.recorded.plain}.", lambda s: bool(s.recorded.plain)),
 }
 """Name → a sentence with fields of `Seen`, and when it holds."""
 

@@ -11,20 +11,16 @@ from typing import NamedTuple
 import numpy as np
 
 from offpol_diag.core.kept_rows import PLACE
-from offpol_diag.diagnosis.rows import MACHINES, MOST_VALUES, NOT_GROUPS, Floats, Ints, Rows, numbers
+from offpol_diag.diagnosis.rows import MACHINES, MOST_VALUES, Floats, Ints, Rows, numbers
 
 Values = Floats | Ints | None
 
 
 class Split(NamedTuple):
-    """A way of telling tokens apart.
+    """A way of telling tokens apart, and the measurement that decides what such a place comes from.
 
-    Attributes:
-        id: its name.
-        values: a number for each token, [T], or sequence, [S], NaN where it has none; None: not in this dump.
-        noun: one of its values in words.
-        measure: the measurement that decides what such a place comes from.
-        kinds: names of the values 0, 1, … where they have no order; then any of them may be inside.
+    `values` are a number for each token, [T], or sequence, [S], NaN where it has none, or None where the dump
+    has none; `noun` is one of them in words. `kinds` name the values 0, 1, … where they have no order.
     """
 
     id: str
@@ -135,11 +131,8 @@ WORDS: dict[tuple[str, float | None, float | None], tuple[str, str]] = {
     ("position", None, 0): ("at the first token of a response", "elsewhere"),
     ("policy_lag", None, 0): ("at lag 0", "above it"),
 }
-OTHER = {split.id for split in SPLITS} | {PLACE, *NOT_GROUPS} - {
-    "rewards",
-    "rollout_version",
-    "train_version",
-}
+OTHER = {PLACE, "sequence_id", "group_id", "prompt_ids", "prompt_length", *(split.id for split in SPLITS)}
+OTHER |= {"weight_digest_rollout", "weight_digest_train"}
 """Columns that are no split of their own."""
 
 
