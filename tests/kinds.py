@@ -30,47 +30,45 @@ def of_each_kind(presets: tuple[Preset, ...]) -> tuple[Preset, ...]:
 EACH = of_each_kind(catalogue.load().resolve("all"))
 
 
-def made(name: str, weight: Weight | None, *reject: Reject, veto: Veto | None = None, **more: str) -> Preset:
-    return Preset(f"made_{name}", "", weight=weight, reject=reject, veto=veto, **more)  # type: ignore[arg-type]
-
-
-MADE = (
-    made("turns", Weight("segment", upper=1.1), Reject(over="segment", lower=0.9), veto=Veto(lower=1e-3)),
-    made(
-        "rules",
+_OTHERS = {  # policy, weight, veto, rules
+    "turns": ("old", Weight("segment", upper=1.1), Veto(lower=1e-3), Reject(over="segment", lower=0.9)),
+    "rules": (
+        "old",
         Weight("sum", upper=2.0, safety=5.0, safety_at="token"),
-        Reject(lower=0.5, upper=1.3),
-        Reject("k2", "mean", upper=0.02),
-        veto=Veto(0.4, 3.0),
+        Veto(0.4, 3.0),
+        *(Reject(lower=0.5, upper=1.3), Reject("k2", "mean", upper=0.02)),
     ),
-    made(
-        "band",
+    "band": (
+        "old",
         Weight("mean", "mask", 1.1, 0.9),
-        Reject(over="max", upper=3.0, advantage="against"),
-        Reject("k1", "segment", upper=0.01),
+        Veto(upper=50.0),
+        *(Reject(over="max", upper=3.0, advantage="against"), Reject("k1", "segment", upper=0.01)),
         Reject(over="min", lower=0.1),
-        veto=Veto(upper=50.0),
     ),
-    made(
-        "raw",
+    "raw": (
+        "old",
         Weight("mean", "none"),
-        Reject(over="sum", upper=3.0, advantage="against_or_zero"),
-        Reject(upper=1.1, advantage="away"),
-        loss="reinforce",
+        None,
+        *(Reject(over="sum", upper=3.0, advantage="against_or_zero"), Reject(upper=1.1, advantage="away")),
     ),
-    made(
-        "normed",
+    "normed": (
+        "old",
         Weight("segment", upper=1.5, normalize=True),
+        None,
         Reject("binary_kl_max", "max", upper=0.02, advantage="negative"),
     ),
-    made(
-        "unbounded",
+    "unbounded": (
+        "old",
         Weight("sum", "none", safety=None, overflow="zero", normalize=True),
+        Veto(upper=50.0),
         Reject(over="max", upper=3.0, safety=1.0),
-        veto=Veto(upper=50.0),
     ),
-    made("safe", Weight(lower=0.99, safety=0.005), Reject("k1", "min", upper=0.0, advantage="positive")),
-    made("bypass", None, Reject("ratio", "mean", 0.9, 1.2), Reject("tv", upper=0.3), policy="current"),
-    made("batch", None, Reject("k3_reverse", "batch", upper=0.02), policy="current"),
+    "safe": ("old", Weight(lower=0.99, safety=0.005), None, Reject("k1", "min", None, 0.0, "positive")),
+    "bypass": ("current", None, None, Reject("ratio", "mean", 0.9, 1.2), Reject("tv", upper=0.3)),
+    "batch": ("current", None, None, Reject("k3_reverse", "batch", upper=0.02)),
+}
+MADE = tuple(
+    Preset(f"made_{name}", "", policy, weight, tuple(rules), veto)  # type: ignore[arg-type]
+    for name, (policy, weight, veto, *rules) in _OTHERS.items()
 )
 """What no preset that ships combines."""
