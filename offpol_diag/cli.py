@@ -87,6 +87,7 @@ def command(function: Callable[..., Any], *own: str) -> Callable[[Callable[..., 
     kinds: dict[str, Any] = {"context": (typer.Context, inspect.Parameter.empty)} | arguments(function)
     for name in own:
         of, how = OPTIONS[name]
+        how.show_envvar = False
         kinds[name] = (Annotated[bool, how], False) if of is bool else (Annotated[of | None, how], None)
     text = (inspect.getdoc(function) or "").partition("\n\nRaises:")[0]
     help = re.sub(r"(?<!\n)\n(?!\n)", " ", text)  # typer keeps line ends
