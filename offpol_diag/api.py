@@ -58,15 +58,11 @@ Device = Annotated[str, Option(metavar="auto|cpu|cuda[:N]", help="Where to compu
 Engine = Annotated[Literal["local", "ray"], Option(help="This machine, or a Ray cluster (docs/scale.md).")]
 Threads = Annotated[int | None, Option(min=1, max=9999, help="How many; one for each core by default.")]
 Seed = Annotated[int, Option(min=0, max=2**63 - 1, help="Seed of the bootstrap intervals, and of samples.")]
-PresetFile = Annotated[
-    File | None, Option(metavar="FILE", help="Presets of your own (docs/preset-files.md).")
-]
+PresetFile = Annotated[File | None, Option(metavar="FILE", help="Your presets (docs/preset-files.md).")]
 Trainer = Annotated[str | None, Option("--for", metavar="TRAINER", help="verl, trl, slime, …")]
 Sequences = Annotated[File | None, Option(metavar="FILE", help="Write a row per sequence, as Parquet.")]
 """Length, ΣΔ, and what each preset keeps of it."""
-Against = Annotated[
-    Any, Option(metavar="PRESET", help="What others are compared with; by default the first.")
-]
+Against = Annotated[Any, Option(metavar="PRESET", help="What others are compared with; else the first.")]
 Moved = Annotated[Any, Option("--preset", metavar="PRESET", help="Whose threshold moves.")]
 Which = Annotated[str | None, Option(metavar="BOUND", help="Which threshold: weight.upper, reject[0].lower.")]
 """reject[0] or weight alone is the window [1/b, b]; by default the one that the preset is about."""
@@ -80,9 +76,7 @@ Bounds = Annotated[File | None, Option(metavar="FILE", help="Bounds from a file 
 Baseline = Annotated[File | None, Option(metavar="RESULT.json", help="Nothing may be worse than in it …")]
 Tolerance = Annotated[float | None, Option(help="… by more than this share of its value, by default 0.1.")]
 Logged = Annotated[Any, Option(metavar="FILE", help="Curves of the trainer by step: CSV, JSONL, Parquet.")]
-Model = Annotated[
-    Any, Option(metavar="FOLDER|HUB_ID", help="The model that the run trains; then others of it.")
-]
+Model = Annotated[Any, Option(metavar="FOLDER|HUB_ID", help="What the run trains; then other checkpoints.")]
 """A folder with config.json and safetensors, of an adapter of peft too, or a name on the hub; further ones
 are other checkpoints, tried as hypotheses; or a live causal model of transformers, left as it was."""
 To = Annotated[File | None, Option(metavar="FILE.parquet", help="Where the dump that is made goes.")]
@@ -347,7 +341,8 @@ def sweep(
 
     moved = _one_preset(_catalogue(how), preset)
     with _opened(what, how) as dump:
-        return _report(swept(dump, moved, which, at, keep, **_computing(how)), "sweep")
+        text = at if at is None or isinstance(at, str) else ",".join(map(str, at))
+        return _report(swept(dump, moved, which, text, keep, **_computing(how)), "sweep")
 
 
 def gate(

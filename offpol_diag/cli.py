@@ -185,7 +185,7 @@ def settings(group: Any) -> dict[str, Any]:
         except (OSError, ValueError) as error:
             raise UsageError(f"{file}: cannot be read as TOML ({error})", "mend it") from error
         for name in place:
-            table = table.get(name, {})
+            table = table.get(name, {}) if isinstance(table, dict) else {}
         given = {
             {"dump": "what", "for": "trainer"}.get(name, name).replace("-", "_"): x
             for name, x in table.items()
