@@ -495,8 +495,7 @@ def _opened(what: What, how: Mapping[str, Any]) -> Iterator[Dump]:
     size, groups = how.get("batch_tokens") or TOKENS, words(how.get("group_by"))
     with in_files(what) as (paths, label):
         dump = open_dump(paths, batch_tokens=size, group_by=groups, **_reading(how))
-        names = {"files": (label,)} if label else {"given": tuple(map(clean, paths))}
-        dump.info = replace(dump.info, **names)
+        dump.info = replace(dump.info, given=() if label else tuple(map(clean, paths)))
         yield dump
 
 

@@ -17,7 +17,7 @@ from offpol_diag.dump.read import Dump, named
 from offpol_diag.dump.schema import COLUMNS, NONE, ROLLOUT, assigned, require
 from offpol_diag.dump.sources import PARQUET, Location, find, kind
 from offpol_diag.dump.writer import stamped, to_table, write_tables
-from offpol_diag.errors import DumpError, OffpolError, UsageError
+from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.files import TemporaryFolder
 from offpol_diag.printable import is_url
 
@@ -36,7 +36,7 @@ class Converted:
     dropped: int = 0
 
 
-def form_of(sources: Sequence[str]) -> tuple[list[Path], Form] | None:
+def form_of(sources: Sequence[Any]) -> tuple[list[Path], Form] | None:
     """Return the files and their form, by their names and first records; None for Parquet.
 
     In directories Parquet goes before what a trainer writes by itself, and that before JSON lines.
@@ -44,7 +44,7 @@ def form_of(sources: Sequence[str]) -> tuple[list[Path], Form] | None:
     Raises:
         DumpError: the files are of no form that is known, or of several.
     """
-    if any(map(is_url, sources)):
+    if any(isinstance(one, Location) or is_url(one) for one in sources):
         return None
     forms, found = {one.name: one for one in FORMS}, dict[str, list[Path]]()
     for path in (Path(one.path) for one in find(sources, (PARQUET, *ENDINGS))):
@@ -161,7 +161,7 @@ def _table(held: Sequence[tuple[str, Row]]) -> pa.Table:
 # ---------------------------------------------------------------- open
 
 
-def open_dump(sources: Sequence[str], *, columns: Mapping[str, str] | None = None, **how: Any) -> Dump:
+def open_dump(sources: Sequence[Any], *, columns: Mapping[str, str] | None = None, **how: Any) -> Dump:
     """Open a dump of any form; what is no Parquet is converted to a temporary file first.
 
     The temporary file lies in a private directory, and goes when the process ends or nobody needs it. See
@@ -182,8 +182,8 @@ def open_dump(sources: Sequence[str], *, columns: Mapping[str, str] | None = Non
 
 
 @contextmanager
-def in_files(what: Any) -> Iterator[tuple[list[str], str]]:
-    """Yield the paths to read, and a name for a table or columns by name that lie in memory (else empty).
+def in_files(what: Any) -> Iterator[tuple[list[Any], str]]:
+    """Yield what is read, and a name for a table or columns by name that lie in memory (else empty).
 
     What lies in memory is written to a temporary Parquet file, as the engines read files.
 
@@ -208,8 +208,4 @@ def in_files(what: Any) -> Iterator[tuple[list[str], str]]:
             hint = "give paths, a pyarrow, polars or pandas table, or a dict of tensors or lists by column"
             said = next(iter(str(error).splitlines()), "")
             raise UsageError(f"a dump cannot be read from {label}: {said}", hint) from error
-        try:
-            yield [str(file)], f"<{label}>"
-        except OffpolError as error:
-            error.lines = tuple(line.replace(str(file), f"<{label}>") for line in error.lines)
-            raise
+        yield [Location(None, str(file), f"<{label}>")], f"<{label}>"

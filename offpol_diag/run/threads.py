@@ -67,8 +67,8 @@ class Threads:
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
         """Run `job` on every batch in one pass over the dump, and merge the states in the order of the rows.
 
-        At most `threads` + 1 batches are held. Afterwards the dump holds what the pass has seen. Returns None
-        when it has no batch.
+        At most `threads` batches are held: one is waited for before the next is read. Afterwards the dump
+        holds what the pass has seen. Returns None when it has no batch.
         """
         if sys.platform == "linux":
             with suppress(AttributeError, OSError):
@@ -97,7 +97,7 @@ class Threads:
                 for batch in dump.batches(report):
                     waiting.append(pool.submit(compute, batch))
                     del batch  # frees it before the next one is read
-                    if len(waiting) > threads:
+                    if len(waiting) >= threads:
                         take()
                 while waiting:
                     take()
