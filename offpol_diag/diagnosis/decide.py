@@ -262,7 +262,7 @@ def _explained(seen: Seen) -> str:
         return "K3 is large at some steps and rounding at others"
     if seen.course.growth:
         return f"K3 grows {rounded(seen.course.growth)}-fold over the steps"
-    if seen.outlying or (seen.close and seen.body.tail >= OUTLYING):
+    if seen.outlying or (seen.close and seen.tail >= OUTLYING):
         return "a part of the tokens differs by much"
     if seen.noise:
         return "the noise of single tokens is larger than rounding makes it"

@@ -7,7 +7,6 @@ K3 it does not grow where text becomes harder.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -39,27 +38,9 @@ mismatch: largest level of a usual token, and least share of K3."""
 RISING, FLAT = 2.5, 1.5
 """Factor of K3 at larger lags over that at the smallest from which it rises; and up to which it does not."""
 CUT = "cut at 1 nat a token"
-ENOUGH_TOKENS = 50
-"""Fewest tokens of a lag, step or host for a mean."""
-
-
-class Body(NamedTuple):
-    """The level of uncertain tokens: robust standard deviation, share beyond 8 times it, and their K3."""
-
-    scale: float
-    tail: float
-    share: float
-
-    @classmethod
-    def of(cls, rows: Rows) -> Body:
-        """Compute them; zeros for fewer than 30 tokens."""
-        some = uncertain(rows)
-        if some.sum() < 30:
-            return cls(0.0, 0.0, 0.0)
-        level, k3 = np.abs(rows.delta[some]) / -np.expm1(rows.q[some]), rows.k3_cut[some]
-        scale = float(np.median(level)) / 0.6745
-        far = level > 8 * scale
-        return cls(scale, float(far.mean()), float(k3[far].sum() / k3.sum()) if k3.sum() > 0 else 0.0)
+ENOUGH_TOKENS, FEWEST_UNCERTAIN, FAR = 50, 30, 8.0
+"""Fewest tokens of a lag, step or host for a mean; fewest uncertain tokens for robust statistics; and times
+the level of a usual token beyond which one is an outlier."""
 
 
 FEWEST_SEQUENCES, FEWEST_OF_STEP, FEWEST_TOKENS, SEVERAL = 8, 4, 100, 4
@@ -169,7 +150,9 @@ class Seen:
 
     Attributes:
         recorded: what the metadata says of the engine.
-        body, k3: robust statistics of the level, and the mean of min(K3, 1), nats.
+        k3: mean of min(K3, 1), nats.
+        scale, tail, carried: level of a usual token (robust standard deviation, of uncertain ones), share of
+            the tokens beyond `FAR` times that, and what these carry of K3.
         share, common: systematic share of r, or None if it cannot be estimated; and in words.
         noise, unsystematic: whether it is measurably none, by answers to a prompt; none beyond rounding.
         systematic, other_step: whether it is more than quantised weights leave; and surely so.
@@ -188,10 +171,17 @@ class Seen:
     """
 
     def __init__(self, rows: Rows) -> None:
-        self.rows, self.recorded, self.body = rows, rows.known.recorded, Body.of(rows)
+        self.rows, self.recorded = rows, rows.known.recorded
         self.k3 = float(rows.k3_cut.mean()) if rows.tokens else 0.0
-        self.close, few = self.body.scale <= ROUNDED, 0.001 < self.body.tail < OUTLYING
-        self.outlying = few and self.body.scale <= CLOSE and self.body.share >= CARRIED
+        some = uncertain(rows)
+        self.scale = self.tail = self.carried = 0.0
+        if some.sum() >= FEWEST_UNCERTAIN:
+            level, k3 = np.abs(rows.delta[some]) / -np.expm1(rows.q[some]), rows.k3_cut[some]
+            self.scale = float(np.median(level)) / 0.6745
+            far = level > FAR * self.scale
+            self.tail, self.carried = float(far.mean()), float(k3[far].sum() / max(k3.sum(), 1e-300))
+        self.close, few = self.scale <= ROUNDED, 0.001 < self.tail < OUTLYING
+        self.outlying = few and self.scale <= CLOSE and self.carried >= CARRIED
 
         self.share, self.common = common(rows), ""
         self.noise = self.unsystematic = self.systematic = self.other_step = False
@@ -228,7 +218,7 @@ class Seen:
     @property
     def evidence(self) -> str:
         """The level of a usual token and what tokens of one kind share of it, in words."""
-        said = f"|Δ|/(1 − q) is {self.body.scale:.2g} for a usual token (robust standard deviation)"
+        said = f"|Δ|/(1 − q) is {self.scale:.2g} for a usual token (robust standard deviation)"
         return f"{said}; {self.common}" if self.common else said
 
     @property
@@ -239,12 +229,12 @@ class Seen:
     @property
     def outliers(self) -> str:
         """How much of K3 outliers carry, in words."""
-        return f"{percent(self.body.tail)} of the uncertain tokens carry {percent(self.body.share)} of K3"
+        return f"{percent(self.tail)} of the uncertain tokens carry {percent(self.carried)} of K3"
 
 
 # ---------------------------------------------------------------- what speaks for a cause, or against it
 
-USUAL = "|Δ|/(1 − q) is {0.body.scale:.2g} for a usual token"
+USUAL = "|Δ|/(1 − q) is {0.scale:.2g} for a usual token"
 WIDE = f"{USUAL}; 8-bit weights leave 0.06 to 0.13."
 DENSE = f"engines of a dense model in bf16 stay below {HEALTHY_K3:g} as a rule"
 EVIDENCE: dict[str, tuple[str, Callable[[Seen], bool]]] = {
@@ -258,15 +248,15 @@ EVIDENCE: dict[str, tuple[str, Callable[[Seen], bool]]] = {
     "back": ("|Δ|/(1 − q) by step falls back to rounding: {0.course.text}.", lambda s: s.course.back),
     "shared": ("{0.common}; quantised weights leave 10% to 25%.", lambda s: s.systematic),
     "noise": ("{0.common}: noise of single tokens.", lambda s: s.unsystematic),
-    "wide": (WIDE, lambda s: s.body.scale > STALE),
-    "broad": (f"Every token is off: {WIDE}", lambda s: ROUNDED < s.body.scale <= STALE),
-    "close": (f"{USUAL}, as rounding leaves it.", lambda s: s.close and s.body.tail < OUTLYING),
+    "wide": (WIDE, lambda s: s.scale > STALE),
+    "broad": (f"Every token is off: {WIDE}", lambda s: ROUNDED < s.scale <= STALE),
+    "close": (f"{USUAL}, as rounding leaves it.", lambda s: s.close and s.tail < OUTLYING),
     "partly": (
         f"{USUAL}, and a part of the tokens is far beyond that.",
-        lambda s: s.close and s.body.tail >= OUTLYING,
+        lambda s: s.close and s.tail >= OUTLYING,
     ),
     "beyond rounding": (f"K3 is {{0.k3:.2g}} ({CUT}); {DENSE}.", lambda s: s.k3 > HEALTHY_K3),
-    "outliers": ("{0.outliers}.", lambda s: 0.001 < s.body.tail < OUTLYING and s.body.share >= 0.5),
+    "outliers": ("{0.outliers}.", lambda s: 0.001 < s.tail < OUTLYING and s.carried >= 0.5),
     "quantised": ("The dump says {0.recorded.quantised}.", lambda s: bool(s.recorded.quantised)),
     "plain": ("The dump says {0.recorded.plain}.", lambda s: bool(s.recorded.plain)),
 }

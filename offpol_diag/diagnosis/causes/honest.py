@@ -75,7 +75,7 @@ class QuantizedRollout(Cause):
     speaks_against = ("partly", "plain", "grows", "wide", "shared", "noise", "close")
 
     def fits(self, seen: Seen) -> bool:
-        return seen.body.scale <= WIDELY and not seen.course.back
+        return seen.scale <= WIDELY and not seen.course.back
 
     def look(self, rows: Rows) -> Found | None:
         seen = rows.once(Seen)
@@ -111,17 +111,16 @@ class MoeOutliers(Cause):
     speaks_against = ("grows", "shared")
 
     def fits(self, seen: Seen) -> bool:
-        shaped = bool(holding(seen, ["outliers"])) and seen.body.scale <= 3 * ROUNDED
+        shaped = bool(holding(seen, ["outliers"])) and seen.scale <= 3 * ROUNDED
         return (shaped or bool(seen.recorded.experts)) and not seen.course.back
 
     def look(self, rows: Rows) -> Found | None:
         seen = rows.once(Seen)
-        tail = seen.body
         if not seen.recorded.experts or not seen.outlying or not seen.same_weights or seen.other_step:
             return None
         evidence = (
-            f"{percent(tail.tail)} of the uncertain tokens lie beyond 8 times the usual |Δ|/(1 − q) of "
-            f"{tail.scale:.2g} and carry {percent(tail.share)} of K3; the dump says {seen.recorded.experts}"
+            f"{percent(seen.tail)} of the uncertain tokens lie beyond 8 times the usual |Δ|/(1 − q) of "
+            f"{seen.scale:.2g} and carry {percent(seen.carried)} of K3; the dump says {seen.recorded.experts}"
         )
         return self.of_all(evidence, rows)
 
@@ -150,20 +149,20 @@ class Numerics(Cause):
     speaks_against = ("partly", "broad", "grows", "beyond rounding")
 
     def fits(self, seen: Seen) -> bool:
-        if seen.body.scale <= ROUNDED and seen.k3 > HEALTHY_K3:
+        if seen.scale <= ROUNDED and seen.k3 > HEALTHY_K3:
             return False
-        little = seen.body.scale <= 2 * ROUNDED or seen.unsystematic
+        little = seen.scale <= 2 * ROUNDED or seen.unsystematic
         shared = seen.share is not None and seen.share.low >= SYSTEMATIC
         return little and not (seen.course.back or shared)
 
     def look(self, rows: Rows) -> Found | None:
         seen, healthy = rows.once(Seen), rows.known.healthy
-        rounding = seen.body.scale <= ROUNDED
+        rounding = seen.scale <= ROUNDED
         if (rounding and seen.k3 > HEALTHY_K3) or seen.course.high.any():
             return None
         shared = seen.share is not None and seen.share.low >= SYSTEMATIC
-        near = rounding and seen.body.tail < OUTLYING and not shared and (healthy or seen.same_weights)
-        single = seen.noise and seen.body.scale <= STALE and not seen.changes  # at any lag
+        near = rounding and seen.tail < OUTLYING and not shared and (healthy or seen.same_weights)
+        single = seen.noise and seen.scale <= STALE and not seen.changes  # at any lag
         return self.of_all(seen.evidence, rows) if near or single else None
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:

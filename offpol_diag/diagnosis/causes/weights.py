@@ -43,7 +43,7 @@ class WeightsNotSynced(Cause):
     speaks_against = ("noise", "close")
 
     def fits(self, seen: Seen) -> bool:
-        unlike = seen.body.scale > ROUNDED or seen.course.back or seen.course.growth
+        unlike = seen.scale > ROUNDED or seen.course.back or seen.course.growth
         return bool(unlike) or seen.lags.get(0, 1.0) > HEALTHY_K3
 
     def look(self, rows: Rows) -> Found | None:
@@ -123,7 +123,7 @@ class ModelDiffers(Cause):
     def look_alone(self, rows: Rows) -> Found | None:
         seen = rows.once(Seen)
         single = seen.unsystematic if seen.share is not None else bool(seen.recorded.experts)
-        if not seen.recorded.plain or seen.body.scale < DIFFERENT or single or not seen.from_start:
+        if not seen.recorded.plain or seen.scale < DIFFERENT or single or not seen.from_start:
             return None
         evidence = (
             f"{seen.evidence}; by step {seen.course.text}, at a recorded lag of 0; the dump says "
