@@ -309,7 +309,7 @@ def test_an_unknown_figure_is_named_with_what_there_is(name, hint):
 
 def test_a_result_without_charts_has_no_figures():
     empty = offpol_diag.Report(make_summary(by={}, histograms={}, charts={}, gates=[]))
-    assert empty.figures == ()
+    assert empty.figures == {}
     with pytest.raises(UsageError, match='unknown figure "by_step"') as refused:
         empty.figure("by_step")
     assert "no charts" in refused.value.hint

@@ -219,7 +219,7 @@ def test_what_is_written_keeps_the_columns_and_adds_the_reference(tmp_path, load
     host = [f"h{i % 2}" for i in range(len(responses.rows))]
     path = write(tmp_path / "d.parquet", responses, numbers["adapter off"], numbers["as given"], host=host)
 
-    asked(path, loaded, to=tmp_path / "s.parquet", tries="none", sample="all")
+    asked(path, loaded, to=tmp_path / "s.parquet", tries="none", sample=0)
 
     before, after = pq.read_table(path), pq.read_table(tmp_path / "s.parquet")
     assert after.num_rows == before.num_rows
@@ -320,7 +320,7 @@ def test_bad_input_is_one_error_with_a_hint(tmp_path, monkeypatch):
         assert said in refused(dump, "--model", model)
     for words, said in {
         ("--try", "fp9"): "--try fp9: no hypothesis is called so",
-        ("--sample", "1"): "--sample",
+        ("--sample", "-1"): "--sample",
         ("--max-length", "5"): "no response is left",
         ("--to", dump): "is what is read",
     }.items():
