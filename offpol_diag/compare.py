@@ -123,22 +123,19 @@ def difference(
 def leader(
     numbers: Mapping[str, Number], drawn: Mapping[str, Array], direction: Better, groups: Groups
 ) -> str:
-    """Return the preset with the best number, or a word saying why none is named.
+    """Return the preset whose number is surely the best, or a dash.
 
-    It is named if the interval of its difference from the second best excludes 0. For a number without
-    replicates (the largest weight) the values decide.
+    The interval of its difference from the second best must exclude 0. For a number without replicates (the
+    largest weight) the values decide.
     """
     values = {name: number.value for name, number in numbers.items() if number.value is not None}
-    if direction == "neither" or len(numbers) < 2:
+    if direction == "neither" or len(values) < max(2, len(numbers)):
         return "–"
-    if len(values) < len(numbers):
-        return "unknown"
     first, second = sorted(values, key=lambda name: values[name], reverse=direction == "higher")[:2]
-    if values[first] == values[second]:
-        return "equal"
-    if first not in drawn or second not in drawn:
-        return first
-    return first if sure(less(drawn[first], drawn[second], numbers[first], groups, "")) else "undecided"
+    leads = values[first] != values[second]
+    if first in drawn and second in drawn:
+        leads = leads and sure(less(drawn[first], drawn[second], numbers[first], groups, ""))
+    return first if leads else "–"
 
 
 # ---------------------------------------------------------------- runs
@@ -148,8 +145,6 @@ KEPT = ("dump", "run", "axes", "presets", "histograms", "diagnosis")
 POWERS = frozenset(row.name for row in gap.ROWS if row.log)
 """Numbers that are e to the power of a mean, without the prefix of their drift."""
 UNTESTED = "not tested: an extreme, a quantile, a tail index, a reward, or whether anything differs at all"
-ENOUGH = 0.5
-"""Share of the smaller run's groups that both runs must have to be called paired."""
 FEW = 0.2
 """Shares up to this are compared by their ratio; larger ones by percentage points."""
 
@@ -198,6 +193,9 @@ def of_runs(runs: Sequence[Examined], results: Sequence[Result]) -> list[Against
     Raises:
         UsageError: a dump has no pair of policies in common with the first.
     """
+    if len(runs) > len(ascii_uppercase):
+        hint = "--as-one reads them as the parts of one dump; a folder or a quoted glob is one run"
+        raise UsageError(f"{len(runs)} runs: at most {len(ascii_uppercase)} are compared", hint)
     a, mine, found = runs[0], Side.of(runs[0], results[0]), list[tuple[Groups, list[Contrast]]]()
     letters = ascii_uppercase[1 : len(runs)]
     for letter, run, result in zip(letters, runs[1:], results[1:], strict=True):
@@ -304,10 +302,9 @@ def pairing(a: Examined, b: Examined, letter: str) -> str:
     what = "prompts (group_id)" if grouped else "responses"
     if not shared:
         return f"Independent: no {what} are in both, and each run is resampled by itself."
-    word = "Paired" if shared >= ENOUGH * (shared + min(only_a, only_b)) else "Paired in part"
     about = "" if one.counted and other.counted else "about "
     return (
-        f"{word}: {about}{count(shared)} {what} are in both runs and are resampled together; "
+        f"Paired: {about}{count(shared)} {what} are in both runs and are resampled together; "
         f"{about}{count(only_a)} are only in A and {about}{count(only_b)} only in {letter}."
     )
 

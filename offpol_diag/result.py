@@ -405,7 +405,7 @@ class Comparison(Model):
 
     against: str = Field(description="the preset that the others are compared with")
     differences: dict[str, Numbers] = Field(description="preset → number → its value less the reference's")
-    better: dict[str, str] = Field(description="number → the better preset, or why there is none")
+    better: dict[str, str] = Field(description="number → the preset that is surely the best, or a dash")
     all_tokens: Subset | None = None
     all_sequences: Subset | None = None
     drops: list[Drops] = []

@@ -343,7 +343,7 @@ def test_the_curves_of_all_runs_by_step_are_one_chart():
 @pytest.mark.parametrize(
     ("names", "options", "words"),
     [
-        (("a",) * 27, (), ("27 DUMPs given", "at most 26 runs", "--as-one")),
+        (("a",) * 27, (), ("27 runs: at most 26 are compared", "--as-one")),
         (("a", "nowhere"), (), ("nowhere.parquet: no such file",)),
         (("a", "same"), ("--against", "token_is"), ("--against names a preset", "--as-one")),
         (("a",), ("--against", "nothing"), ('unknown preset "nothing"',)),
