@@ -186,6 +186,8 @@ def settings(group: Any) -> dict[str, Any]:
             raise UsageError(f"{file}: cannot be read as TOML ({error})", "mend it") from error
         for name in place:
             table = table.get(name, {}) if isinstance(table, dict) else {}
+        if not table or not isinstance(table, dict):
+            continue
         given = {
             {"dump": "what", "for": "trainer"}.get(name, name).replace("-", "_"): x
             for name, x in table.items()
@@ -193,9 +195,8 @@ def settings(group: Any) -> dict[str, Any]:
         for name in given.keys() - known:
             hint = did_you_mean(name, known) or f"the keys are {', '.join(known)}"
             raise UsageError(f"{file}: there is no setting {name!r}", hint)
-        if given:
-            options = {name: _as_option(name, x) for name, x in given.items()}
-            return dict.fromkeys(commands, options)
+        options = {name: _as_option(name, x) for name, x in given.items()}
+        return dict.fromkeys(commands, options)
     return {}
 
 
@@ -214,16 +215,19 @@ def _as_option(name: str, value: Any) -> Any:
 def dumps(asked: dict[str, Any], own: Any) -> list[str]:
     """Take the dumps to read out of what is asked: those given, else the sample; remarked on."""
     read: list[str] = asked.pop("what", [])
-    source = getattr(own.context.get_parameter_source("what"), "name", "")
     if not read:
         note("no DUMP given: reading the sample dump that ships with offpol-diag", own.quiet)
-    elif source == "DEFAULT_MAP":
-        note(
-            f"no DUMP given: reading {line(', '.join(map(clean, read)))}, which the settings name", own.quiet
-        )
+    elif from_settings(own):
+        named = line(", ".join(map(clean, read)))
+        note(f"no DUMP given: reading {named}, which the settings name", own.quiet)
     elif len(read) > 1:
         note(f"{len(read)} DUMPs given: they are read as one dump", own.quiet)
     return read or [str(SAMPLE)]
+
+
+def from_settings(own: Any) -> bool:
+    """Return whether the settings file names the dumps."""
+    return getattr(own.context.get_parameter_source("what"), "name", "") == "DEFAULT_MAP"
 
 
 def default_html(sources: Sequence[str]) -> Path:
@@ -298,7 +302,7 @@ def check(asked: dict[str, Any], own: Any) -> bool:
 @command(api.compare, "as_one", *DRAWN, "json")
 def compare(asked: dict[str, Any], own: Any) -> None:
     runs = asked.get("what", [])
-    if own.as_one or len(runs) < 2:
+    if own.as_one or len(runs) < 2 or from_settings(own):
         ran(api.compare, asked, own, dumps(asked, own))
         return
     letters = (f"{clean(one)} is run {letter}" for one, letter in zip(runs, ascii_uppercase, strict=False))

@@ -278,17 +278,6 @@ def test_a_signal_leaves_nothing_behind(place, number, code, dump):
 # ---------------------------------------------------------------- one dump, and what it lacks
 
 
-def test_a_comparison_of_nothing_is_refused_and_says_what_would_work(dump, tmp_path):
-    two = tmp_path / "two.parquet"
-    table = pq.read_table(dump)
-    pq.write_table(table.rename_columns({"old_log_probs": "current_log_probs"}), two)
-    refused = run("compare", two, "--presets", "token_is,seq_mis", "-o", "r.html", "--json", "r.json")
-
-    assert_refused(refused, "no old_log_probs", "token_is, seq_mis", "name the column with --columns")
-    assert run("compare", two, "--presets", "token_is", "--columns", "old=current_log_probs").exit_code == 0
-    assert run("compare", two, "--presets", "token_is,pure_is").exit_code == 0
-
-
 @pytest.mark.parametrize("command", [("compare", "--as-one"), ("analyze", "--no-html")])
 def test_several_dumps_are_said_to_be_one(command, dump, tmp_path):
     again = shutil.copy(dump, tmp_path / "again.parquet")
@@ -371,6 +360,8 @@ def test_flags_beat_the_environment_and_that_beats_the_file(dump):
     assert summary_of(dump, "--seed", 3, OFFPOL_DIAG_SEED="2").run.seed == 3
     assert next(iter(summary_of(dump).presets)) == "token_is"
     assert next(iter(summary_of(dump, OFFPOL_DIAG_PRESETS="geo_rs").presets)) == "geo_rs"
+    Path("offpol-diag.toml").write_text('seed = 4\ncolumns = {rollout = "rollout_log_probs"}\n')
+    assert summary_of(dump).run.seed == 4  # the file of its own is the only one that is read
 
 
 @pytest.mark.parametrize(
@@ -401,12 +392,6 @@ def test_the_catalogue_lists_every_preset_under_what_it_does(columns):
     assert [*rows] == [*load()]
     assert names == sorted(rows, key=lambda name: kinds.index(rows[name]["kind"]))
     assert rows["seq_mis"]["weight"]["upper"] == 2.0
-
-
-def test_the_file_of_its_own_wins_over_pyproject_and_that_of_another_project_is_left_alone(dump):
-    Path("pyproject.toml").write_text("[tool.other]\npresets = 1\n[tool.offpol-diag]\nseed = 1\n")
-    Path("offpol-diag.toml").write_text('seed = 2\ncolumns = {rollout = "rollout_log_probs"}\n')
-    assert summary_of(dump).run.seed == 2
 
 
 @pytest.mark.parametrize(
