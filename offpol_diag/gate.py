@@ -30,7 +30,7 @@ from offpol_diag.number import Number, finite
 from offpol_diag.numerals import doubted, say, say_limit, say_value
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.presets.catalogue import Catalogue
-from offpol_diag.result import DiagnosisVerdict, GateVerdict, Result, place_of
+from offpol_diag.result import DiagnosisVerdict, GateVerdict, Result, first_mistake, place_of
 from offpol_diag.result import at_steps as steps_of
 
 Outcome = Literal["passed", "failed", "could not say"]
@@ -132,12 +132,8 @@ def required(gates: Path | None = None, **options: Any) -> Gates:
     try:
         found = Gates.model_validate(table | asked)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = str(first["loc"][0])
-        place = f"--{key}".replace("_", "-") if key in asked else f"{gates}: {key}"
-        what = ": ".join(map(str, (place, *first["loc"][1:], first["msg"])))
-        hint = did_you_mean(key, list(Gates.model_fields)) if first["type"] == "extra_forbidden" else ""
-        raise UsageError(what, hint or "docs/ci.md has the form: --max k3=0.002, --fail-on bug") from error
+        what = f"{'--' if gates is None else f'{gates}: '}{first_mistake(error)}"
+        raise UsageError(what, "docs/ci.md has the form: --max k3=0.002, --fail-on bug") from error
     if not (found.limits or found.fail_on or found.baseline):
         example = "say what must hold: --fail-on bug, --max k3=0.002 --min ess_tokens=0.5, "
         raise UsageError("no bound is given", f"{example}--gates FILE.toml or --baseline RESULT.json")

@@ -42,7 +42,11 @@ def answer(summary: Result) -> Answer:
     word, tone = SAID[outcome(verdicts)]
     unlike = [one for one in verdicts if one.passed is not True or one.open]
     facts = [
-        Fact(WORDS[one.passed, one.open][2:].capitalize(), explained(summary, one)) for one in unlike[:FEW]
+        Fact(
+            WORDS[one.passed, one.open][2:].capitalize(),
+            said(summary, one, one.reason),
+        )
+        for one in unlike[:FEW]
     ]
     if summary.diagnosis is not None and not any(one.bound == "diagnosis" for one in verdicts):
         facts.append(Fact("Bug?", summary.diagnosis.headline))
@@ -78,19 +82,15 @@ def headline(summary: Result, verdicts: Sequence[GateVerdict]) -> str:
     each = ", ".join(f"{count(kinds.count(kind))} {kind}" for kind in dict.fromkeys(kinds))
     if not verdicts or verdicts[0].passed:
         return f"{counted(len(verdicts), 'bound')}: {each}" if verdicts else "no bound was judged"
-    return missed(summary, verdicts[0]) + (f" ({each})" if len(verdicts) > 1 else "")
+    return said(summary, verdicts[0]) + (f" ({each})" if len(verdicts) > 1 else "")
 
 
-def missed(summary: Result, one: GateVerdict) -> str:
-    """Return what was found, and the bound: `ess_tokens is 96% [90%, 98%], must be ≥ 99%`."""
+def said(summary: Result, one: GateVerdict, reason: str = "") -> str:
+    """Return what was found, the bound, and the reason: `ess_tokens is 96% [90%, 98%], must be ≥ 99%`."""
     value = found(summary, one)
-    said = value if isinstance(value, str) else say(value)
-    return f"{one.name} is {said}{one.where and f' at {one.where}'}, must be {one.must}"
-
-
-def explained(summary: Result, one: GateVerdict) -> str:
-    """Return what was found, the bound, and the reason."""
-    return "; ".join(filter(None, (missed(summary, one), one.reason)))
+    value = value if isinstance(value, str) else say(value)
+    must = f"{one.name} is {value}{one.where and f' at {one.where}'}, must be {one.must}"
+    return f"{must}; {reason}" if reason else must
 
 
 def found(summary: Result, one: GateVerdict) -> Number | str:
@@ -145,7 +145,10 @@ def junit(summary: Result) -> str:
     cases = []
     for one in summary.gates:
         case = TestCase(legal(f"{one.name} {one.must}"), classname="offpol_diag.gate")
-        word, text = WORDS[one.passed, one.open], legal(explained(summary, one))
+        word, text = (
+            WORDS[one.passed, one.open],
+            legal(said(summary, one, one.reason)),
+        )
         if one.passed is True:
             case.system_out = f"{word}: {text}"
         else:
