@@ -41,13 +41,9 @@ def answer(summary: Result) -> Answer:
     verdicts = sorted(summary.gates, key=weight)
     word, tone = SAID[outcome(verdicts)]
     unlike = [one for one in verdicts if one.passed is not True or one.open]
-    facts = [
-        Fact(
-            WORDS[one.passed, one.open][2:].capitalize(),
-            said(summary, one, one.reason),
-        )
-        for one in unlike[:FEW]
-    ]
+    facts = []
+    for one in unlike[:FEW]:
+        facts.append(Fact(WORDS[one.passed, one.open][2:].capitalize(), said(summary, one, one.reason)))
     if summary.diagnosis is not None and not any(one.bound == "diagnosis" for one in verdicts):
         facts.append(Fact("Bug?", summary.diagnosis.headline))
     rows = [
