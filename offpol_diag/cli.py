@@ -34,6 +34,8 @@ from offpol_diag.shell import STDOUT, Remarks, check_targets, exit_codes, line, 
 
 SAMPLE = Path(__file__).parent / "data" / "sample.parquet"
 EXITS = {"passed": 0, "failed": 1, "could not say": 2}
+SETTINGS = {"dump": "what", "for": "trainer"}
+"""Key of the settings file → the argument, where their names differ."""
 MANY = ("what", "logged", "max", "min", "model")
 """Arguments that are given several times."""
 OPTIONS: Mapping[str, tuple[Any, Any]] = {
@@ -188,10 +190,8 @@ def settings(group: Any) -> dict[str, Any]:
             table = table.get(name, {}) if isinstance(table, dict) else {}
         if not table or not isinstance(table, dict):
             continue
-        given = {
-            {"dump": "what", "for": "trainer"}.get(name, name).replace("-", "_"): x
-            for name, x in table.items()
-        }
+        keys = {str(name).replace("-", "_"): x for name, x in table.items()}
+        given = {SETTINGS.get(name, name): x for name, x in keys.items()}
         for name in given.keys() - known:
             hint = did_you_mean(name, known) or f"the keys are {', '.join(known)}"
             raise UsageError(f"{file}: there is no setting {name!r}", hint)

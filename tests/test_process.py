@@ -8,9 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -44,22 +42,6 @@ def test_a_signal_leaves_no_temporary_dump(tmp_path: Path) -> None:
         process.terminate()
     assert process.returncode == 143
     assert list(place.iterdir()) == []
-
-
-def test_a_signal_leaves_no_temporary_folder_that_was_just_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make = Path.mkdir
-
-    def made_and_terminated(*arguments: Any) -> None:
-        make(*arguments)
-        raise SystemExit(143)
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(Path, "mkdir", made_and_terminated)
-    with suppress(SystemExit):
-        files.TemporaryFolder()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_forked_child_leaves_the_temporary_folder_of_its_parent(
