@@ -227,11 +227,6 @@ def clamp(x: float, bound: float | None) -> float:
     return x if bound is None else min(max(x, -bound), bound)
 
 
-def turns(s: Sequence) -> list[list[int]]:
-    """Return the indices of each contiguous run of tokens."""
-    return [[t for t in range(s.n) if s.turn[t] == number] for number in sorted(set(s.turn))]
-
-
 def weigh(s: Sequence, delta: list[float], weight: Any) -> tuple[list[float], list[bool], list[bool]]:
     """Compute each token's final weight, and which are above the upper and below the lower bound.
 
@@ -314,11 +309,9 @@ def _aggregated(s: Sequence, x: list[float], over: str) -> list[float]:
     if over in ("token", "batch"):
         return x
     how = AGGREGATES["mean" if over == "segment" else over]
-    out = list(x)
-    for unit in turns(s) if over == "segment" else [list(range(s.n))]:
-        for t in unit:
-            out[t] = how([x[at] for at in unit])
-    return out
+    units = s.turn if over == "segment" else [0] * s.n
+    found = {unit: how([y for y, at in zip(x, units, strict=True) if at == unit]) for unit in set(units)}
+    return [found[unit] for unit in units]
 
 
 def cut(values: list[float], upper: float) -> float:
@@ -400,60 +393,33 @@ def weighted_loss(preset: Any) -> bool:
 
 
 def _losses(done: Applied, s: Sequence, preset: Any) -> None:
-    anchor = s.old if preset.policy == "old" else s.rollout
+    """Fill in each token's loss, whether it is clipped, by the dual clip too, and its KL."""
+    anchor, clip = s.old if preset.policy == "old" else s.rollout, preset.clip
     logs = [now - then for now, then in zip(s.current, anchor, strict=True)]
-    done.kl = [-u for u in logs]
-    if preset.loss in ("ppo_clip", "cispo"):
-        done.kl = [clamp(-u, preset.clip.safety or math.inf) for u in logs]
-    if preset.loss == "gspo":
+    most = clip.safety or math.inf
+    done.kl = [clamp(-u, most) if preset.loss in ("ppo_clip", "cispo") else -u for u in logs]
+    if preset.loss == "gspo":  # the mean of u, bounded from above only
         logs = [mean(logs)] * s.n
     for a, now, u in zip(s.advantages, s.current, logs, strict=True):
-        loss, clipped, lower = LOSSES[preset.loss](a, now, u, preset.clip)
+        r = math.exp(min(u, most) if preset.loss == "gspo" else clamp(u, most))
+        held = r if clip.low is None else max(r, 1 - clip.low)
+        held = held if clip.high is None else min(held, 1 + clip.high)
+        loss, clipped, dual = {
+            "reinforce": (-a * now, False, False),
+            "surrogate": (-a, False, False),
+            "cispo": (-a * held * now, held != r, False),
+        }.get(preset.loss) or _ppo(a, r, held, clip)
         done.losses.append(loss)
         done.clipped.append(clipped)
-        done.clipped_lower.append(lower)
+        done.clipped_lower.append(dual)
 
 
-Term = tuple[float, bool, bool]  # loss, clipped, clipped by the dual clip
-
-
-def reinforce(a: float, now: float, u: float, clip: Any) -> Term:
-    return -a * now, False, False
-
-
-def surrogate(a: float, now: float, u: float, clip: Any) -> Term:
-    return -a, False, False
-
-
-def cispo(a: float, now: float, u: float, clip: Any) -> Term:
-    r = math.exp(clamp(u, clip.safety or math.inf))
-    held = within(r, clip)
-    return -a * held * now, held != r, False
-
-
-def gspo(a: float, now: float, u: float, clip: Any) -> Term:
-    """Compute GSPO: PPO's loss, with the mean of u bounded from above only."""
-    return ppo(a, now, u, clip, low=-math.inf)
-
-
-def ppo(a: float, now: float, u: float, clip: Any, low: float | None = None) -> Term:
-    """Compute PPO with Schulman's clip and Ye's dual clip."""
-    high = clip.safety or math.inf
-    r = math.exp(max(-high if low is None else low, min(u, high)))
-    plain, held = -a * r, -a * within(r, clip)
-    worse = max(plain, held)
+def _ppo(a: float, r: float, held: float, clip: Any) -> tuple[float, bool, bool]:
+    """Compute PPO with Schulman's clip and Ye's dual clip, for A < 0."""
+    worse, clipped = max(-a * r, -a * held), -a * held > -a * r
     if a < 0 and clip.dual is not None and worse > -a * clip.dual:
-        return -a * clip.dual, held > plain, True
-    return worse, held > plain, False
-
-
-def within(r: float, clip: Any) -> float:
-    if clip.low is not None:
-        r = max(r, 1 - clip.low)
-    return r if clip.high is None else min(r, 1 + clip.high)
-
-
-LOSSES = {"ppo_clip": ppo, "gspo": gspo, "reinforce": reinforce, "surrogate": surrogate, "cispo": cispo}
+        return -a * clip.dual, clipped, True
+    return worse, clipped, False
 
 
 def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float], list[dict[str, Any]], float]:
@@ -469,6 +435,7 @@ def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float],
     pairs = [(s, one) for s, one in zip(data, done, strict=True) if s.n]
     tokens = sum(s.n for s, _ in pairs)
     kept = [w for _, one in pairs for w, k in zip(one.weights, one.kept, strict=True) if k]
+    left = [[d for d, k in zip(s.delta(preset.policy), one.kept, strict=True) if k] for s, one in pairs]
     high = [x for _, one in pairs for x in one.high]
     low = [x for _, one in pairs for x in one.low]
     per_sequence = [
@@ -489,7 +456,13 @@ def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float],
         "sequences_touched": sum(one.kept_tokens < s.n for s, one in pairs) / len(pairs),
         "vetoed": sum(one.vetoed for _, one in pairs) / len(pairs),
         "catastrophic_tokens": sum(one.catastrophic for _, one in pairs) / tokens,
-        **_residual(pairs, preset, kept, per_sequence),
+        # of the kept tokens; w² − 1 as (w − 1)(w + 1), for weights near 1
+        "k3": mean([value("k3", d, 0.0) for deltas in left for d in deltas]),
+        "ppl_ratio": mean([math.exp(-mean(deltas)) for deltas in left if deltas]),
+        "chi2_token": mean([(w - 1) * (w + 1) for w in kept]),
+        "chi2_sequence": mean(
+            [(v - 1) * (v + 1) for v, some in zip(per_sequence, left, strict=True) if some]
+        ),
     }
     if any(s.current for s, _ in pairs):
         found |= _loss_metrics(pairs, preset, tokens, len(kept), max(s.response for s in data))
@@ -520,23 +493,6 @@ def dropped_by_length(data: list[Sequence], preset: Any) -> dict[str, float]:
             gone = apply(s, preset, cuts[s.step]).kept_tokens == 0
             dropped.setdefault(f"{low}–{2 * low - 1}", []).append(float(gone))
     return {lengths: mean(each) for lengths, each in dropped.items()}
-
-
-def _residual(
-    pairs: list[tuple[Sequence, Applied]], preset: Any, kept: list[float], per_sequence: list[float]
-) -> dict[str, float]:
-    """Compute the gap among the kept tokens; w² − 1 as (w − 1)(w + 1), for weights near 1."""
-    left = []
-    for s, one in pairs:
-        left.append([d for d, k in zip(s.delta(preset.policy), one.kept, strict=True) if k])
-    every = [d for deltas in left for d in deltas]
-    some = [v for v, deltas in zip(per_sequence, left, strict=True) if deltas]
-    return {
-        "k3": mean([value("k3", d, 0.0) for d in every]),
-        "ppl_ratio": mean([math.exp(-mean(deltas)) for deltas in left if deltas]),
-        "chi2_token": mean([(w - 1) * (w + 1) for w in kept]),
-        "chi2_sequence": mean([(v - 1) * (v + 1) for v in some]),
-    }
 
 
 def _ess(weights: list[float], n: int) -> float:
@@ -574,18 +530,16 @@ def _loss_metrics(
         kl += [x for x, k in zip(one.kl, one.kept, strict=True) if k]
     total, left = math.fsum(sums), len(means)
 
-    def over(x: float, n: float) -> float:
-        return x / n if n else math.nan
-
+    of_kept, of_sequences = 1 / kept if kept else math.nan, 1 / left if left else math.nan
     return {
-        "pg_loss": over(total, kept),
+        "pg_loss": total * of_kept,
         "pg_loss_kept": total / tokens,
-        "pg_loss_own": total / tokens if preset.denominator == "all" else over(total, kept),
-        "pg_loss_seq_sum": over(total, left),
+        "pg_loss_own": total / tokens if preset.denominator == "all" else total * of_kept,
+        "pg_loss_seq_sum": total * of_sequences,
         "pg_loss_seq_mean": mean(means),
-        "pg_loss_seq_norm": over(over(total, left), longest),
-        "pg_clipfrac": over(clipped, kept),
-        "pg_clipfrac_lower": over(lower, kept),
+        "pg_loss_seq_norm": total * of_sequences / longest,
+        "pg_clipfrac": clipped * of_kept,
+        "pg_clipfrac_lower": lower * of_kept,
         "ppo_kl": mean(kl),
     }
 
