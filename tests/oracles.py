@@ -401,6 +401,7 @@ def _losses(done: Applied, s: Sequence, preset: Any) -> None:
     if preset.loss == "gspo":  # the mean of u, bounded from above only
         logs = [mean(logs)] * s.n
     for a, now, u in zip(s.advantages, s.current, logs, strict=True):
+        u = 0.0 if preset.loss in ("reinforce", "surrogate") else u  # they have no ratio
         r = math.exp(min(u, most) if preset.loss == "gspo" else clamp(u, most))
         held = r if clip.low is None else max(r, 1 - clip.low)
         held = held if clip.high is None else min(held, 1 + clip.high)

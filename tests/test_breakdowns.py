@@ -125,14 +125,6 @@ def test_turns_and_lags_of_tokens_are_in_order(dump):
     assert dump[1].axes["token_lag"].places[:3] == ["< 0", "0", "1"]
 
 
-def test_without_a_second_turn_and_without_versions_there_is_no_such_axis(tmp_path):
-    rows = oracles.make_rows(0.1)
-    for row in rows:
-        row["response_mask"] = [1] * len(row["rollout_log_probs"])
-
-    assert not {"turn", "token_lag"} & read(oracles.write(rows, tmp_path / "a.parquet")).axes.keys()
-
-
 def test_many_turns_and_old_tokens_share_the_last_place(tmp_path):
     length = 200
     row = {
@@ -159,12 +151,13 @@ def test_a_long_axis_is_thinned_evenly_and_keeps_its_ends(tmp_path, monkeypatch)
     assert (found.places, found.left_out) == (["0", "5", "10", "15", "20"], 16)
 
 
-def test_few_groups_give_no_place_an_interval(tmp_path):
+def test_few_groups_give_no_place_an_interval_and_one_turn_and_no_versions_no_axis(tmp_path):
     rows = [
         {"rollout_log_probs": [-1.0], "old_log_probs": [-1.1 - i / 9], "step": 0, "group_id": f"g{i % 3}"}
         for i in range(12)
     ]
     found = read(oracles.write(rows, tmp_path / "a.parquet"))
+    assert not {"turn", "token_lag"} & found.axes.keys()
     assert found.whole["k3"].interval is None
     assert {place.numbers["k3"].interval for axis in found.axes for place in found.at(axis)} == {None}
 

@@ -77,15 +77,6 @@ def test_density_counts_every_token_by_both_probabilities(seen, found):
     assert found.density.edges == sorted(found.density.edges) == [0.0, *map(math.exp, edges), 1.0]
 
 
-def test_edges_lie_near_the_probabilities_they_stand_for():
-    logits = np.linspace(*histograms.LOGITS, histograms.BINS - 1)
-    for logs, probabilities in (
-        (histograms.NOISE_LOGS, histograms.NOISE_EDGES),
-        (histograms.DENSITY_LOGS, 1 / (1 + np.exp(-logits))),
-    ):
-        assert list(logs) == pytest.approx([math.log(p) for p in probabilities], rel=1 / 63)
-
-
 def test_shares_of_tokens_and_k3_off_by_a_factor_of_2_and_likely_for_one_side_alone(seen, found):
     near, far = math.log(0.9), math.log(0.5)
     for corner, inside in (

@@ -22,40 +22,30 @@ from tests.factory import make_summary
 from tests.kinds import EACH
 from tests.reading import analyze
 
+
+def dump(rollout, old=None, many=1, **more):
+    """Return the columns of so many equal rows, or of those given."""
+    columns = {"rollout_log_probs": rollout, "old_log_probs": old} | more
+    return {name: values * many for name, values in columns.items() if values}
+
+
 DUMPS = {
-    "one token": {"rollout_log_probs": [[-1.0]], "old_log_probs": [[-1.2]]},
-    "two policies": {
-        "rollout_log_probs": [[-1.0, -2.0], [-0.5]],
-        "current_log_probs": [[-1.1, -2.0], [-0.6]],
-    },
-    "nothing differs": {"rollout_log_probs": [[-1.0]] * 9, "old_log_probs": [[-1.0]] * 9},
-    "a sentinel of the engine": {
-        "rollout_log_probs": [[-9999.0, -1.0]] * 9,
-        "old_log_probs": [[-0.1, -1.0]] * 9,
-    },
-    "a sentinel of the trainer": {
-        "rollout_log_probs": [[-0.1, -1.0]] * 9,
-        "old_log_probs": [[-9999.0, -1.0]] * 9,
-    },
-    "products beyond float64": {"rollout_log_probs": [[-9.0] * 200] * 9, "old_log_probs": [[-0.1] * 200] * 9},
-    "logarithms beyond float64": {
-        "rollout_log_probs": [[-1.7e308] * 3] * 9,
-        "old_log_probs": [[-0.1] * 3] * 9,
-    },
-    "certain tokens": {"rollout_log_probs": [[0.0] * 5] * 9, "old_log_probs": [[0.0] * 5] * 9},
-    "rows masked whole": {
-        "rollout_log_probs": [[-1.0, -2.0]] * 9,
-        "old_log_probs": [[-1.1, -2.0]] * 9,
-        "current_log_probs": [[-1.2, -2.0]] * 9,
-        "advantages": [1.0] * 9,
-        "response_mask": [[0, 0]] * 4 + [[1, 1]] * 5,
-    },
-    "empty rows": {"rollout_log_probs": [[], [-1.0]], "old_log_probs": [[], [-1.1]]},
-    "advantages of zero": {
-        "rollout_log_probs": [[-1.0]] * 9,
-        "old_log_probs": [[-1.1]] * 9,
-        "advantages": [0.0] * 9,
-    },
+    "one token": dump([[-1.0]], [[-1.2]]),
+    "two policies": dump([[-1.0, -2.0], [-0.5]], current_log_probs=[[-1.1, -2.0], [-0.6]]),
+    "nothing differs": dump([[-1.0]], [[-1.0]], 9),
+    "a sentinel of the engine": dump([[-9999.0, -1.0]], [[-0.1, -1.0]], 9),
+    "a sentinel of the trainer": dump([[-0.1, -1.0]], [[-9999.0, -1.0]], 9),
+    "products beyond float64": dump([[-9.0] * 200], [[-0.1] * 200], 9),
+    "logarithms beyond float64": dump([[-1.7e308] * 3], [[-0.1] * 3], 9),
+    "certain tokens": dump([[0.0] * 5], [[0.0] * 5], 9),
+    "rows masked whole": dump(
+        *([[-1.0, -2.0]] * 9, [[-1.1, -2.0]] * 9),
+        current_log_probs=[[-1.2, -2.0]] * 9,
+        advantages=[1.0] * 9,
+        response_mask=[[0, 0]] * 4 + [[1, 1]] * 5,
+    ),
+    "empty rows": dump([[], [-1.0]], [[], [-1.1]]),
+    "advantages of zero": dump([[-1.0]], [[-1.1]], 9, advantages=[0.0]),
 }
 
 
@@ -210,11 +200,8 @@ def power(x):
 
 def test_what_the_overflow_guard_bounds_is_told(tmp_path):
     """Perplexities beyond e^690, and numbers made of r beyond e^345."""
-    dump = {
-        "rollout_log_probs": [[-800.0, -800.0]] * 3 + [[-1.0, -1.0]] * 6,
-        "old_log_probs": [[-1.0, -1.0]] * 8 + [[-800.0, -800.0]],
-    }
-    found = run(tmp_path, dump, catalogue.load().resolve("recompute"))
+    far, near = [[-800.0, -800.0]], [[-1.0, -1.0]]
+    found = run(tmp_path, dump(far * 3 + near * 6, near * 8 + far), catalogue.load().resolve("recompute"))
     told = {name: number.clamped for name, number in found.whole.items() if number.clamped}
     assert told == {
         "ppl_rollout": pytest.approx(3 / 9),
@@ -228,35 +215,30 @@ def test_what_the_overflow_guard_bounds_is_told(tmp_path):
     assert preset["ppl_ratio"].clamped == pytest.approx(1 / 9)
 
 
-FAR = {"rollout_log_probs": [[-800.0, -1.0]] * 9, "old_log_probs": [[-1.0, -1.0]] * 9}
-
-
 @pytest.mark.parametrize(
-    ("name", "dump", "share"),
+    ("name", "columns", "share"),
     [
         ("seq_is", DUMPS["products beyond float64"], 1.0),
         ("token_is", DUMPS["products beyond float64"], 0.0),
         ("geo_rs", DUMPS["products beyond float64"], 0.0),
-        ("ipo@0.2:policy=old", FAR, 0.5),
+        ("ipo@0.2:policy=old", dump([[-800.0, -1.0]], [[-1.0, -1.0]], 9), 0.5),
     ],
 )
-def test_the_share_of_weights_that_a_safety_or_the_guard_bounds_is_told(tmp_path, name, dump, share):
-    result = run(tmp_path, dump, catalogue.load().resolve(name))
+def test_the_share_of_weights_that_a_safety_or_the_guard_bounds_is_told(tmp_path, name, columns, share):
+    result = run(tmp_path, columns, catalogue.load().resolve(name))
     assert {result.preset(name)[one].clamped for one in ("ess_tokens", "weight_mean")} == {share}
 
 
 def test_the_overflow_guard_is_counted_for_each_drift_by_itself(tmp_path):
     p = [[-1.0, -1.0]]
-    dump = {"rollout_log_probs": p, "old_log_probs": p, "current_log_probs": [[-1.0, -2000.0]]}
-    found = run(tmp_path, dump).whole
+    found = run(tmp_path, dump(p, p, current_log_probs=[[-1.0, -2000.0]])).whole
     for name in ("k3", "mean_ratio"):
         assert [found[f"{prefix}{name}"].clamped for prefix in ("", "drift2.", "total.")] == [0.0, 0.5, 0.5]
 
 
 @pytest.mark.parametrize("lowest", [-400.0, -1e155, -1e300])
 def test_k3_of_a_dump_and_of_what_a_preset_keeps_is_not_negative_where_the_ratio_is_clamped(tmp_path, lowest):
-    dump = {"rollout_log_probs": [[lowest, -1.0]] * 9, "old_log_probs": [[-1.0, -1.0]] * 9}
-    found = run(tmp_path, dump, catalogue.load().resolve("recompute"))
+    found = run(tmp_path, dump([[lowest, -1.0]], [[-1.0, -1.0]], 9), catalogue.load().resolve("recompute"))
     for k3 in (found.whole["k3"], found.preset("recompute")["k3"]):
         assert k3.value == pytest.approx(math.expm1(345) / 2, rel=1e-12)
     assert found.whole["k3"].clamped == 0.5

@@ -39,10 +39,6 @@ def test_sums_of_a_trainer_batch_are_exact_for_any_divisor(size):
     assert "normed|norm" not in found
 
 
-def test_a_mean_weight_of_nothing_divides_by_1():
-    assert preset_numbers.norm_factor(np.array([0.0, 4.0]), np.array([5.0, 2.0])).tolist() == [1.0, 2.0]
-
-
 def test_metrics_have_names_of_their_own():
     names = [row.name for row in (*preset_numbers.ROWS, *preset_numbers.LOSSES, preset_numbers.AT_LAG_0)]
     assert len(names) == len(set(names))

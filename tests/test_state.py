@@ -98,23 +98,6 @@ def test_steps_are_grouped_by_a_power_of_two_and_values_beyond_the_bound_are_one
     assert OTHERS in each
 
 
-def test_replicates_draw_buckets():
-    tables = part([1, 2, 3], [0.5, 1.0, -0.25]).tables
-    times, drawn = draws(tables["dump"].buckets, 3), tables["dump"].drawn(3)["x"]
-    assert drawn[0] == 1.25
-    np.testing.assert_allclose(drawn[1:], tables["dump"].values[0] @ times)
-    some = times.sum(axis=0) > 0
-    logs = np.log(np.exp(tables["logs"].values[0] - 400) @ times[:, some]) + 400
-    np.testing.assert_allclose(tables["logs"].drawn(3)["x"][1:][some], logs)
-
-
-def test_sums_of_other_columns_do_not_merge():
-    buckets = np.zeros(1, np.uint64)
-    one, other = (Table.of({name: np.ones(1)}, buckets) for name in "ab")
-    with pytest.raises(ValueError, match="different columns"):
-        one.merge(other)
-
-
 # ---------------------------------------------------------------- draws
 
 
@@ -147,11 +130,3 @@ def test_a_draw_is_a_function_of_key_seed_and_replicate():
     assert np.array_equal(draws(KEYS, 3, 33), whole[:, :33])
     assert draws(KEYS[:0], 3, 64).shape == (0, 64)
     assert not np.array_equal(draws(KEYS, 4, 64), whole)
-
-
-def test_replicates_keys_that_differ_in_a_bit_and_seeds_are_uncorrelated():
-    """Of some 8,000 correlations of 3000 pairs the largest stays below 5 standard errors of 1/√3000."""
-    near = np.array([1 << bit for bit in range(64)] + [0, 2**64 - 1], np.uint64)
-    seeds = np.array([draws(KEYS, seed, 1)[:, 0] for seed in range(128)])
-    for drawn in (draws(KEYS, 0, 128).T, draws(KEYS[:128], 0, 3000), draws(near, 0, 3000), seeds):
-        assert abs(np.corrcoef(drawn) - np.eye(len(drawn))).max() < 5 / math.sqrt(3000)
