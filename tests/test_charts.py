@@ -32,67 +32,63 @@ def rows_of(sigma, seed, many, steps=4, outliers=0.0):
     return rows
 
 
-class Seen:
-    """The unmasked tokens of rows, one by one."""
+def tokens_of(rows):
+    """Return the unmasked tokens of rows, one by one."""
+    return [
+        {"at": t, "q": q, "p": p, "d": p - q, "k3": math.expm1(p - q) - (p - q)}
+        | {"step": row["step"], "lag": row["policy_lag"]}
+        for row in rows
+        for t, (q, p) in enumerate(zip(row["rollout_log_probs"], row["old_log_probs"], strict=True))
+        if row["response_mask"][t]
+    ]
 
-    def __init__(self, rows):
-        self.rows = rows
-        self.tokens = [
-            {"at": t, "q": q, "p": p, "d": p - q, "k3": math.expm1(p - q) - (p - q)}
-            | {"step": row["step"], "lag": row["policy_lag"]}
-            for row in rows
-            for t, (q, p) in enumerate(zip(row["rollout_log_probs"], row["old_log_probs"], strict=True))
-            if row["response_mask"][t]
-        ]
-        self.k3 = math.fsum(one["k3"] for one in self.tokens)
+
+ROWS = rows_of(0.8, 5, 400, outliers=0.02)
+TOKENS = tokens_of(ROWS)
 
 
 @pytest.fixture(scope="module")
-def dump(tmp_path_factory):
-    rows = rows_of(0.8, 5, 400, outliers=0.02)
-    path = oracles.write(rows, tmp_path_factory.mktemp("charts") / "a.parquet")
-    return Seen(rows), analyze([path], presets=FAMILIES["old"])
+def result(tmp_path_factory):
+    path = oracles.write(ROWS, tmp_path_factory.mktemp("charts") / "a.parquet")
+    return analyze([path], presets=FAMILIES["old"])
 
 
 @pytest.fixture
-def seen(dump):
-    return dump[0]
-
-
-@pytest.fixture
-def found(dump):
-    return dump[1].charts
+def found(result):
+    return result.charts
 
 
 # ---------------------------------------------------------------- bins of tokens
 
 
-def test_density_counts_every_token_by_both_probabilities(seen, found):
+def test_density_counts_every_token_by_both_probabilities(found):
     edges, size = histograms.DENSITY_LOGS, histograms.BINS
     want = [[0] * size for _ in range(size)]
-    for one in seen.tokens:
+    for one in TOKENS:
         want[bisect_left(edges, one["q"])][bisect_left(edges, one["p"])] += 1
 
     assert found.density.counts == want
     assert found.density.edges == sorted(found.density.edges) == [0.0, *map(math.exp, edges), 1.0]
 
 
-def test_shares_of_tokens_and_k3_off_by_a_factor_of_2_and_likely_for_one_side_alone(seen, found):
+def test_shares_of_tokens_and_k3_off_by_a_factor_of_2_and_likely_for_one_side_alone(found):
     near, far = math.log(0.9), math.log(0.5)
     for corner, inside in (
-        (found.less, [x for x in seen.tokens if x["d"] < far]),
-        (found.more, [x for x in seen.tokens if x["d"] >= -far]),
-        (found.lost, [x for x in seen.tokens if x["q"] > near and x["p"] < far]),
+        (found.less, [x for x in TOKENS if x["d"] < far]),
+        (found.more, [x for x in TOKENS if x["d"] >= -far]),
+        (found.lost, [x for x in TOKENS if x["q"] > near and x["p"] < far]),
     ):
         assert corner.tokens == len(inside) > 0
-        assert corner.share == pytest.approx(len(inside) / len(seen.tokens), **CLOSE)
-        assert corner.k3_share == pytest.approx(math.fsum(x["k3"] for x in inside) / seen.k3, **CLOSE)
+        assert corner.share == pytest.approx(len(inside) / len(TOKENS), **CLOSE)
+        assert corner.k3_share == pytest.approx(
+            math.fsum(x["k3"] for x in inside) / math.fsum(x["k3"] for x in TOKENS), **CLOSE
+        )
 
 
-def test_quantiles_of_the_size_by_probability_are_exact_to_a_bin(seen, found):
+def test_quantiles_of_the_size_by_probability_are_exact_to_a_bin(found):
     noise = found.noise
     by_bin = defaultdict(list)
-    for one in seen.tokens:
+    for one in TOKENS:
         by_bin[bisect_left(histograms.NOISE_LOGS, one["q"])].append(one)
     for at in range(len(histograms.NOISE_EDGES) + 1):
         synced = [x for x in by_bin[at] if x["lag"] == 0]
@@ -108,10 +104,9 @@ def test_quantiles_of_the_size_by_probability_are_exact_to_a_bin(seen, found):
             assert values[at] == (None if want is None else pytest.approx(want, rel=1 / 15, abs=1e-7))
 
 
-def test_the_bars_of_the_histogram_hold_every_token_and_those_in_sync(dump):
-    seen, result = dump
+def test_the_bars_of_the_histogram_hold_every_token_and_those_in_sync(result):
     histogram = result.histograms["log_ratio"]
-    every, synced = ([x["d"] for x in seen.tokens if x["lag"] <= most] for most in (2, 0))
+    every, synced = ([x["d"] for x in TOKENS if x["lag"] <= most] for most in (2, 0))
     # bins touch at lattice edges, and a value on an edge is counted away from 0
     cuts = histogram.edges[1:-1]
     for counts, values in ((histogram.in_sync, synced), (histogram.counts, every)):
@@ -122,24 +117,24 @@ def test_the_bars_of_the_histogram_hold_every_token_and_those_in_sync(dump):
     assert (np.diff(histogram.edges) > 0).all()
 
 
-def test_token_thresholds(seen, found):
-    curve, n = found.token_thresholds, len(seen.tokens)
+def test_token_thresholds(found):
+    curve, n = found.token_thresholds, len(TOKENS)
     for b, ess, truncated, kept in zip(curve.b, curve.ess_tokens, curve.truncated, curve.kept, strict=True):
-        w = [min(math.exp(one["d"]), b) for one in seen.tokens]
+        w = [min(math.exp(one["d"]), b) for one in TOKENS]
         assert ess == pytest.approx(mean(w) ** 2 / mean([x * x for x in w]), **CLOSE)
-        assert truncated == sum(one["d"] >= math.log(b) for one in seen.tokens) / n
-        assert kept == sum(-math.log(b) <= one["d"] < math.log(b) for one in seen.tokens) / n
+        assert truncated == sum(one["d"] >= math.log(b) for one in TOKENS) / n
+        assert kept == sum(-math.log(b) <= one["d"] < math.log(b) for one in TOKENS) / n
 
 
 # ---------------------------------------------------------------- by step, position, lag
 
 
-def test_by_step(seen, dump):
-    steps = dump[1].charts.steps
+def test_by_step(result):
+    steps = result.charts.steps
     assert steps.first == steps.last == [0, 1, 2, 3]
     for at, step in enumerate(steps.first):
-        data = [one for one in oracles.sequences(seen.rows) if one.step == step]
-        rewards = [row["rewards"] for row in seen.rows if row["step"] == step and any(row["response_mask"])]
+        data = [one for one in oracles.sequences(ROWS) if one.step == step]
+        rewards = [row["rewards"] for row in ROWS if row["step"] == step and any(row["response_mask"])]
         want = {"reward": mean(rewards), "policy_lag": min(step, 2)}
         for prefix in oracles.DRIFTS:
             want |= {f"{prefix}{name}": x for name, x in oracles.policy_gap(data, prefix).items()}
@@ -154,21 +149,21 @@ def test_by_step(seen, dump):
             assert series.low[at] is None or series.low[at] <= series.values[at]
 
 
-def test_positions_before_and_after_the_split(seen, found):
+def test_positions_before_and_after_the_split(found):
     positions = found.positions
     for some in (positions.every, positions.early, positions.late):
         first = 0 if some.first_step is None else some.first_step
         last = 3 if some.last_step is None else some.last_step
         for at in range(len(positions.labels)):
-            inside = [x for x in seen.tokens if first <= x["step"] <= last]
+            inside = [x for x in TOKENS if first <= x["step"] <= last]
             few = [x["k3"] for x in inside if int(math.log2(x["at"] + 1)) == at]
             assert some.tokens[at] == len(few)
             assert some.k3.values[at] == (pytest.approx(mean(few), **CLOSE) if few else None)
     assert positions.late.k3.low
 
 
-def test_evidence_by_lag(seen, found):
-    k3 = [mean([x["k3"] for x in seen.tokens if x["step"] == step]) for step in range(4)]
+def test_evidence_by_lag(found):
+    k3 = [mean([x["k3"] for x in TOKENS if x["step"] == step]) for step in range(4)]
     lag = found.lag
     assert lag.in_sync.value == pytest.approx(k3[0], rel=1e-9)
     assert (lag.lag, lag.steps) == (2, (2, 3))
@@ -197,12 +192,12 @@ def test_crossings_are_the_first_steps_in_a_worse_band(tmp_path):
 # ---------------------------------------------------------------- tails
 
 
-def test_tail_points_are_the_largest_weights_and_the_fit_runs_through_them(seen, found, dump):
+def test_tail_points_are_the_largest_weights_and_the_fit_runs_through_them(found, result):
     one = found.tails["tokens"]
-    logs = sorted((x["d"] for x in seen.tokens), reverse=True)
+    logs = sorted((x["d"] for x in TOKENS), reverse=True)
     assert one.weights == len(logs)
     assert one.log_weight == [logs[rank - 1] for rank in one.rank]
-    assert one.khat.value == dump[1].whole["khat_tokens"].value
+    assert one.khat.value == result.whole["khat_tokens"].value
     assert one.rank[0] == 1
     assert len(one.rank) <= 60
     fitted = tails.fit(np.array(logs), len(logs))
