@@ -26,14 +26,13 @@ from offpol_diag.core.observe import Observe
 from offpol_diag.core.state import State
 from offpol_diag.core.study import Readout, Study
 from offpol_diag.dump.read import open_dump
-from offpol_diag.number import Number
 from offpol_diag.result import Result, Run
 from tests import oracles
 from tests.kinds import EACH, MADE
 from tests.reading import analyze
 
 SCALES = (
-    (r"(^|\.|/|_)(k1|kl)$|log_ppl_diff|ppo_kl|seq_sum_k1|mean_k1|token_k1", 1.0),  # mean |Δ| is 0.2 here
+    (r"[ ./_](k1|kl)$|log_ppl_diff|ppo_kl|seq_sum_k1|mean_k1|token_k1", 1.0),  # mean |Δ| is 0.2 here
     (r"chi2", 30.0),  # mean |e^{2Δ} − 1|, and of products
     (r"std", 1.0),
     (r"pg_loss", 60.0),  # a sequence's sum of |A| up to 2
@@ -42,11 +41,7 @@ SCALES = (
 EVERY = (*EACH, *MADE)
 ALONE = tuple(one for one in EVERY if not any(rule.over == "batch" for rule in one.reject))
 """Presets that judge one sequence at a time: others need a reading of the dump that goes before."""
-BY_TURN = tuple(
-    one.name for one in EVERY if any(part and part.over == "segment" for part in (one.weight, *one.reject))
-)
-SAMPLED = ("position", "turn")
-"""Axes of responses as they were sampled."""
+BY_TURN = [one for one in EVERY if any(part and part.over == "segment" for part in (one.weight, *one.reject))]
 RUN = Run(
     version="0", device="cpu", seed=0, replicates=256, tokens=0, sequences=0, peak_rss_bytes=0, seconds={}
 )
@@ -54,39 +49,32 @@ RUN = Run(
 
 def numbers(summary: Result) -> Iterator[tuple[str, float | None]]:
     """Yield every number of a Result under a name that says where it is."""
-    for name, number in summary.whole.items():
-        yield from _ends(name, number)
-    for preset in summary.presets:
-        for name, number in summary.preset(preset).items():
-            yield from _ends(f"{preset}: {name}", number)
-    for axis in summary.axes:
-        for place in summary.at(axis):
-            yield f"{axis} {place.key}: tokens", place.tokens
-            for name, number in place.numbers.items():
-                yield from _ends(f"{axis} {place.key}: {name}", number)
+    found = {subject: each for subject, each in summary.numbers.items() if "candidate/" not in subject}
+    found |= {f"length {at.tokens}": {"ess": at.ess_sequences} for at in summary.lengths.curve}
+    for subject, each in found.items():
+        for name, number in each.items():
+            low, high = number.interval or (None, None)
+            yield f"{subject}: {name}", number.value
+            yield from ((f"{subject}: {what} {name}", x) for what, x in (("low", low), ("high", high)))
+            yield f"{subject}: log10 {name}", number.log10
+    for axis, one in summary.axes.items():
+        yield from ((f"dump@{axis}/{at}: tokens", n) for at, n in zip(one.places, one.tokens, strict=True))
     for name, histogram in summary.histograms.items():
-        for i, count in enumerate(histogram.counts):
-            yield f"{name} bin {i}", count
-    for at in summary.lengths.curve if summary.lengths else ():
-        yield f"length {at.tokens}: sequences", at.sequences
-        yield from _ends(f"length {at.tokens}: ess", at.ess_sequences)
-
-
-def _ends(name: str, number: Number) -> Iterator[tuple[str, float | None]]:
-    low, high = number.interval or (None, None)
-    values = {"": number.value, "low ": low, "high ": high, "log10 ": number.log10}
-    yield from ((f"{what}{name}", x) for what, x in values.items())
+        yield from ((f"{name} bin {i}", count) for i, count in enumerate(histogram.counts))
 
 
 def different(one: Result, two: Result, but: str = "$^") -> dict[str, tuple[Any, Any]]:
     """Return numbers that are not equal, by name; `but` names those that may differ."""
-    first, second = dict(numbers(one)), dict(numbers(two))
+    first, second = (
+        {name: x for name, x in numbers(some) if not re.search(but, name)} for some in (one, two)
+    )
     assert set(first) == set(second)
-    return {
-        name: (x, second[name])
-        for name, x in first.items()
-        if not re.search(but, name) and not _equal(x, second[name], name)
-    }
+    return {name: (x, second[name]) for name, x in first.items() if not _equal(x, second[name], name)}
+
+
+def of_presets(presets: Any) -> str:
+    """Return the pattern of the names of these presets' numbers."""
+    return f"^preset/({'|'.join(re.escape(one.name) for one in presets)})[:@]"
 
 
 def _equal(x: float | None, y: float | None, name: str) -> bool:
@@ -162,7 +150,7 @@ def test_cutting_the_dump_changes_no_number(rows, whole_and_rows, tmp_path, cut)
 def test_the_seed_moves_intervals_and_nothing_else(rows, whole, tmp_path):
     other = analyzed([rows], tmp_path, seed=1)
 
-    assert different(whole, other, but="^(low|high) ") == {}
+    assert different(whole, other, but=": (low|high) ") == {}
     assert len(different(whole, other)) > 100
 
 
@@ -185,11 +173,6 @@ def states(rows: list[dict[str, Any]], folder: Path, presets: Any = ALONE) -> tu
     return study, found
 
 
-def only(summary: Result, names: Any) -> Result:
-    """Return the Result with those presets alone."""
-    return summary.model_copy(update={"presets": {name: summary.presets[name] for name in names}})
-
-
 def read(study: Any, whole: State, like: Result) -> Result:
     return readout.summary(Readout(study, whole), study.presets, like.dump, RUN)
 
@@ -198,7 +181,7 @@ def test_packed_sequences_count_as_they_do_alone(rows, whole, tmp_path):
     study, alone = states(rows, tmp_path)
     found = read(study, reduce(State.merge, alone), whole)
     assert len(ALONE) > 30
-    assert different(only(whole, found.presets), found) == {}
+    assert different(whole, found, but=of_presets(one for one in EVERY if one not in ALONE)) == {}
 
 
 def test_states_merge_in_any_order_and_nesting(rows, whole, tmp_path):
@@ -217,12 +200,8 @@ def test_a_masked_token_counts_like_one_that_is_not_there(rows, whole, tmp_path)
         live = [t for t, m in enumerate(row["response_mask"]) if m]
         short = {n: [v[t] for t in live] if isinstance(v, list) else v for n, v in row.items()}
         dropped.append({name: value for name, value in short.items() if name != "response_mask"})
-    each = [
-        one.model_copy(update={"axes": {k: v for k, v in one.axes.items() if k not in SAMPLED}})
-        for one in (whole, analyzed([dropped], tmp_path))
-    ]
-    turned = f"^(low |high )?({'|'.join(map(re.escape, BY_TURN))}): |_segment_"
-    assert different(*each, but=f"{turned}|pg_loss_seq_norm") == {}
+    sampled = f"{of_presets(BY_TURN)}|_segment_|@(position|turn)/|pg_loss_seq_norm"
+    assert different(whole, analyzed([dropped], tmp_path), but=sampled) == {}
 
 
 def test_masked_values_are_never_read(rows, whole, tmp_path):
