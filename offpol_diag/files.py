@@ -33,9 +33,10 @@ def read(path: Path, most: int) -> bytes:
     if "\0" in str(path):
         raise OSError(errno.EINVAL, "its name holds a NUL")
     mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(mode):
-        code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-        raise OSError(code, "it is no file, but a directory, a device or a pipe")
+        raise OSError(errno.EINVAL, "a device or a pipe, no file")
     with path.open("rb") as stream:
         return up_to(stream, most)
 
