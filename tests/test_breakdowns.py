@@ -37,21 +37,12 @@ def rows_of(many: int = 90) -> list[dict[str, Any]]:
     return rows
 
 
-def turns(mask: list[int]) -> list[int]:
-    """Return the number of each token's turn, from 1."""
-    found, number = [], 0
-    for before, here in pairwise([0, *mask]):
-        number += here == 1 and before != 1
-        found.append(number)
-    return found
-
-
 def probability(log: float) -> str:
     names = ("< 0.01", "0.01–0.1", "0.1–0.5", "0.5–0.9", "0.9–0.99", "> 0.99")
     return names[sum(log > math.log(edge) for edge in (0.01, 0.1, 0.5, 0.9, 0.99))]
 
 
-def places_of(row: dict[str, Any], t: int) -> dict[str, str | None]:
+def places_of(row: dict[str, Any], t: int, turn: int) -> dict[str, str | None]:
     """Return the place of one token along every axis."""
     at, long = int(math.log2(t + 1)), int(math.log2(sum(row["response_mask"])))
     lag = None if row["train_version"] is None else row["train_version"] - row["weight_versions"][t]
@@ -62,7 +53,7 @@ def places_of(row: dict[str, Any], t: int) -> dict[str, str | None]:
         "host": row["host"] or "∅",
         "length": f"{2**long}–{2 ** (long + 1) - 1}",
         "position": f"{2**at - 1}–{2 ** (at + 1) - 2}" if at else "0",
-        "turn": str(turns(row["response_mask"])[t]),
+        "turn": str(turn + 1),
         "token_lag": None if lag is None or row["weight_versions"][t] < 0 else "< 0" if lag < 0 else str(lag),
         "rollout_probability": probability(row["rollout_log_probs"][t]),
         "advantage_sign": f"A {'<' if a < 0 else '>' if a > 0 else '='} 0",
@@ -76,7 +67,7 @@ def wanted(rows: list[dict[str, Any]]) -> dict[str, dict[str, list[Sequence]]]:
         live = [t for t, counts in enumerate(row["response_mask"]) if counts]
         there: dict[tuple[str, str], list[int]] = defaultdict(list)
         for i, t in enumerate(live):
-            for axis, place in places_of(row, t).items():
+            for axis, place in places_of(row, t, whole.turn[i]).items():
                 if place is not None:
                     there[axis, place].append(i)
         for (axis, place), some in there.items():

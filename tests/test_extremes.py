@@ -68,22 +68,7 @@ def test_every_number_is_finite_or_says_why_it_is_not(tmp_path, name):
 
 # ---------------------------------------------------------------- differences of probabilities
 
-LOGS = (
-    0.0,
-    -0.1,
-    -1.0,
-    -3.0,
-    -40.0,
-    -300.0,
-    -346.0,
-    -500.0,
-    -700.0,
-    -744.0,
-    -746.0,
-    -800.0,
-    -1352.0,
-    -9999.0,
-)
+LOGS = [0.0 - x for x in (0, 0.1, 1, 3, 40, 300, 346, 500, 700, 744, 746, 800, 1352, 9999)]
 PAIRS = [(q, p) for q in LOGS for p in (*LOGS, q - 1e-7, q + 1e-7) if p <= 0]
 """log π_rollout and log π_train, Δ from 1e-7 to ±9999."""
 
@@ -119,11 +104,8 @@ def test_every_rule_decides_right_at_every_log_ratio(tmp_path):
     columns = pairs([(q, p) for q, p in PAIRS[::2] if abs(p - q) > 1e-6 or p == q], (1.0, 0.0, -1.0))
     run(tmp_path, columns, presets, sequences=tmp_path / "s.parquet")
     kept = pq.read_table(tmp_path / "s.parquet").to_pydict()
-    named = [columns[name] for name in columns if name != "sequence_id"]
-    data = [
-        oracles.Sequence(*(column[int(i)] for column in named), turn=[0], group=None, response=1)
-        for i in kept["sequence_id"]
-    ]
+    rows = [{name: column[int(i)] for name, column in columns.items()} for i in kept["sequence_id"]]
+    data = oracles.sequences(rows)
     assert {"ipo", "dppo_tv"} <= {preset.name for preset in presets}
     for preset in presets:
         assert kept[f"{preset.name}.kept_tokens"] == [
