@@ -120,7 +120,7 @@ def render_table(table):
 
 def test_tiles_of_a_dump_without_an_old_policy_have_their_curves_too():
     series = {"k3": Series_(values=[0.001, 0.01], low=[], high=[])}
-    steps = BySteps(first=[0, 1], last=[0, 1], tokens=[5, 5], sequences=[1, 1], series=series)
+    steps = BySteps(first=[0, 1], last=[0, 1], series=series)
     total = {f"total.{name}": value for name, value in metrics().items() if "." not in name}
     page = render_html(make_summary(metrics=total, charts=Charts(steps=steps)))
     assert page.count('<svg class="spark"') == 1
@@ -157,7 +157,7 @@ def test_a_chi2_below_0_has_no_band_and_says_what_it_is(value, half, said):
 
 def test_the_ends_of_a_curve_have_the_digits_that_their_intervals_support():
     series = {"chi2_token": Series_(values=[9806.3, 15882.0], low=[4100.0, 8100.0], high=[15500.0, 23700.0])}
-    steps = BySteps(first=[0, 1], last=[0, 1], tokens=[5, 5], sequences=[1, 1], series=series)
+    steps = BySteps(first=[0, 1], last=[0, 1], series=series)
     page = render_html(make_summary(charts=Charts(steps=steps)))
     assert "9,800 to 16,000" in tiles_of(page)["chi2_token"]
 

@@ -82,7 +82,7 @@ def given(diagnosis=FINE, prefix="", note=None, facts=None, steps=(), presets=No
     charts = Charts()
     if steps:
         at, series = [*range(len(steps))], {"k3": Series(values=[*steps])}
-        charts = Charts(steps=BySteps(first=at, last=at, tokens=at, sequences=at, series=series))
+        charts = Charts(steps=BySteps(first=at, last=at, series=series))
     more = {"by": {}, "gates": [], "presets": presets or {}, "charts": charts}
     return make_summary(dump=facts, metrics=metrics, diagnosis=diagnosis, **more)
 
@@ -447,7 +447,7 @@ def in_steps(lag, *k3):
     """Make a summary of steps 0, 1, … of one lag, with these K3."""
     at = [*range(len(k3))]
     series = {"k3": Series(values=[*k3]), "policy_lag": Series(values=[lag] * len(k3))}
-    steps = BySteps(first=at, last=at, tokens=at, sequences=at, series=series)
+    steps = BySteps(first=at, last=at, series=series)
     lag_0 = LagEvidence(in_sync=Number(value=0.27), in_sync_share=1.0)
     return make_summary(charts=Charts(steps=steps, lag=lag_0), gates=[])
 
