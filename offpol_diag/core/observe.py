@@ -376,10 +376,12 @@ def running(
     """Start an engine: local, or ray.
 
     Raises:
-        UsageError: threads are asked for where a cluster says how many.
+        UsageError: no engine is called so, or threads are asked for where a cluster says how many.
     """
     if engine == "local":
         return nullcontext(Threads(threads, progress))
+    if engine != "ray":
+        raise UsageError(f"engine {engine!r} is not known", "give local or ray")
     if threads and threads > 1:
         what = f"--threads {threads} is for this machine: with --engine ray the cluster says how many"
         raise UsageError(what, "offer Ray more or fewer CPUs")
