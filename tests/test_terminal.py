@@ -102,7 +102,7 @@ SAID = [  # of the samples, `tests/frozen/texts` has all
     ("tiny", "3 sequences, 489 tokens, 1 prompt"),
     ("raw", "BUG: the rollout column does not hold"),
     ("raw", "To confirm"),
-    ("raw", "log processed log-probs in the"),
+    ("raw", "log processed log-probs (vLLM"),
 ]
 
 
