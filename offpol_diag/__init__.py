@@ -2,8 +2,8 @@
 
     import offpol_diag
 
-    report = offpol_diag.analyze("step_100.parquet", presets="token_is,seq_mis")
-    report.number("k3").value
+    result = offpol_diag.analyze("step_100.parquet", presets="token_is,seq_mis")
+    result.number("k3").value
 
 Importing the package imports nothing heavy; what it exports is imported when it is first asked for (PEP 562).
 """
@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from offpol_diag.api import Report, analyze, check, compare, convert, doctor, gate, report, rescore, sweep
+    from offpol_diag.api import analyze, check, compare, convert, doctor, gate, report, rescore, sweep
     from offpol_diag.dump.writer import DumpWriter
     from offpol_diag.result import Result
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DumpWriter",
-    "Report",
     "Result",
     "__version__",
     "analyze",

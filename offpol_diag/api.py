@@ -1,10 +1,10 @@
-"""The Python interface: a dump, a table or tensors in, a `Report` out. The command line calls it too.
+"""The Python interface: a dump, a table or tensors in, a `Result` out. The command line calls it too.
 
     import offpol_diag
 
-    report = offpol_diag.analyze("step_100.parquet", presets="token_is,seq_mis")
-    report.diagnosis.headline, report.number("k3").interval
-    report.to_html("report.html")
+    result = offpol_diag.analyze("step_100.parquet", presets="token_is,seq_mis")
+    result.diagnosis.headline, result.number("k3").interval
+    result.to_html("report.html")
 
 The functions are the commands of the same names. What an argument is, and how the command line shows it,
 stands once: in its type.
@@ -21,24 +21,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 
 from typer import Argument, Option
 
-from offpol_diag.errors import UsageError, did_you_mean
+from offpol_diag.errors import UsageError
 from offpol_diag.printable import clean
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-    import polars as pl
-
     from offpol_diag.check import Checked
     from offpol_diag.core.observe import Examined
     from offpol_diag.dump.convert import Converted
     from offpol_diag.dump.read import Dump
-    from offpol_diag.number import Number
     from offpol_diag.presets import Preset
     from offpol_diag.presets.catalogue import Catalogue
-    from offpol_diag.report.plot import Chart
     from offpol_diag.result import Result
 else:
-    Checked = Converted = Any
+    Checked = Converted = Result = Any
 
 LOG = logging.getLogger("offpol_diag")
 File = str | Path
@@ -139,123 +134,6 @@ def pairs(given: Any) -> dict[str, str]:
     return found
 
 
-# ---------------------------------------------------------------- a report
-
-
-class Report:
-    """A result: its numbers, and the forms it is written in.
-
-    Its `diagnosis`, `recommendation`, `gates`, `sweep`, `comparison` and `against` are those of the `Result`.
-
-    Attributes:
-        summary: the `Result`, all of it, as the JSON holds it.
-    """
-
-    def __init__(self, summary: Result) -> None:
-        self.summary = summary
-
-    def __getattr__(self, name: str) -> Any:
-        """Return a field of the result."""
-        if name == "summary" or name not in type(self.summary).model_fields:
-            raise AttributeError(name)
-        return getattr(self.summary, name)
-
-    @property
-    def passed(self) -> bool:
-        """Whether every bound of `gate` holds."""
-        from offpol_diag.gate import outcome
-
-        return outcome(self.summary.gates) == "passed"
-
-    def number(self, name: str, preset: str | None = None) -> Number:
-        """Return a number of the dump (`k3`, `drift2.k3`) or of a preset (`ess_tokens`): value and interval.
-
-        Raises:
-            UsageError: the report has no such preset, or no such number.
-        """
-        subjects = {one: self.summary.preset(one) for one in self.summary.presets}
-        if preset is not None:
-            _require(preset, subjects, "preset")
-        found = self.summary.whole if preset is None else subjects[preset]
-        _require(name, found, "number")
-        return found[name]
-
-    def _numbers(self) -> Iterator[tuple[str, str | None, str, Number]]:
-        for name, one in self.summary.whole.items():
-            yield name, None, name, one
-        for preset in self.summary.presets:
-            for name, one in self.summary.preset(preset).items():
-                yield f"{preset}.{name}", preset, name, one
-
-    def numbers(self) -> pl.DataFrame:
-        """Return a row for every number: its name, preset (null for the dump's), value, interval and unit."""
-        import polars as pl
-
-        texts, floats = ("name", "preset", "metric", "unit", "unknown"), ("value", "low", "high")
-        rows = [
-            (*names, one.unit, one.unknown, one.value, *(one.interval or (None, None)))
-            for *names, one in self._numbers()
-        ]
-        schema = [*((one, pl.String) for one in texts), *((one, pl.Float64) for one in floats)]
-        return pl.DataFrame(rows, schema=schema, orient="row")
-
-    def values(self) -> dict[str, float]:
-        """Return every known number by name as trackers take it: `k3`, `token_is.ess_tokens`."""
-        return {key: one.value for key, _, _, one in self._numbers() if one.value is not None}
-
-    @property
-    def figures(self) -> dict[str, Chart]:
-        """The charts of the page by name; `figure` returns one as plotly's."""
-        from offpol_diag.report import answered
-
-        return {one.name: one for one in answered(self.summary).charts}
-
-    def figure(self, name: str) -> go.Figure:
-        """Return a chart of the page (`by_step`) as a figure of plotly, with its finding as title.
-
-        Raises:
-            UsageError: there is none of that name; the hint has the names.
-        """
-        _require(name, self.figures, "figure")
-        return self.figures[name].figure()
-
-    def to_json(self, path: File | None = None) -> str:
-        """Return the result as JSON, and write it to `path` if one is given."""
-        return self._drawn("json", path)
-
-    def to_html(self, path: File | None = None) -> str:
-        """Return the page, one file that fetches nothing, and write it to `path` if one is given."""
-        return self._drawn("report", path)
-
-    def to_markdown(self, path: File | None = None) -> str:
-        """Return the report as Markdown for a pull request, and write it to `path` if one is given."""
-        return self._drawn("md", path)
-
-    def _drawn(self, form: str, path: File | None = None, quiet: bool = False) -> str:
-        from offpol_diag.report import render
-
-        text = render(self.summary, form, quiet=quiet)
-        if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
-        return text
-
-    def __repr__(self) -> str:
-        """Return the verdict in one line."""
-        return f"Report({self._drawn('terminal', quiet=True).strip()})"
-
-    def _repr_html_(self) -> str:
-        """Return the terminal's screen for a notebook; `to_html` makes the page."""
-        from html import escape
-
-        return f"<pre>{escape(self._drawn('terminal'))}</pre>"
-
-
-def _require(name: str, known: Mapping[str, Any], what: str) -> None:
-    if name not in known:
-        hint = did_you_mean(name, list(known)) or f"there are {', '.join(known) or 'none'}"
-        raise UsageError(f'the report has no {what} "{name}"', hint)
-
-
 # ---------------------------------------------------------------- the commands
 
 
@@ -266,7 +144,7 @@ def analyze(
     trainer: Trainer = None,
     sequences: Sequences = None,
     **how: Unpack[Evaluates],
-) -> Report:
+) -> Result:
     """How bad is the mismatch, how sure is that, and where is it: every number, the verdict, what to do.
 
     Raises:
@@ -286,21 +164,21 @@ def analyze(
         found = _advised(
             _examined(dump, how, chosen, sequences=Path(sequences) if sequences else None), trainer
         )
-    return _report(found, "analyze")
+    return _of("analyze", found)
 
 
-def doctor(what: What, **how: Unpack[Computes]) -> Report:
+def doctor(what: What, **how: Unpack[Computes]) -> Result:
     """Is the mismatch a bug, and which one: the verdict, its causes with their evidence, and the fix.
 
     No correction is evaluated and none is recommended: `analyze` does both.
     """
     with _opened(what, how) as dump:
-        return _report(_diagnosed(_examined(dump, how)), "doctor")
+        return _of("doctor", _diagnosed(_examined(dump, how)))
 
 
 def compare(
     what: What, *others: Any, presets: Presets = None, against: Against = None, **how: Unpack[Evaluates]
-) -> Report:
+) -> Result:
     """Corrections side by side on one dump, or further runs (B, C, …) against the first (A).
 
     Of one dump: what each correction keeps, drops and weighs, which does better, and what each drops that the
@@ -319,12 +197,12 @@ def compare(
         if others:
             runs = [_examined(one, how, asked) for one in dumps]
             results = [*map(_diagnosed, runs)]
-            return _report(results[0], "compare", against=of_runs(runs, results))
+            return _of("compare", results[0], against=of_runs(runs, results))
         chosen = tuple(dict.fromkeys((*(asked or _usual(dumps[0], known)), *([base] if base else []))))
         name = reference(dumps[0].info.columns, chosen, base)
         examined = _examined(dumps[0], how, chosen, against=name)
         found = _advised(examined)
-        return _report(found, "compare", comparison=of_presets(examined, found, name))
+        return _of("compare", found, comparison=of_presets(examined, found, name))
 
 
 def sweep(
@@ -335,14 +213,14 @@ def sweep(
     at: At = None,
     keep: Keep = None,
     **how: Unpack[Evaluates],
-) -> Report:
+) -> Result:
     """One preset at many thresholds: what each keeps, its ESS, bias and variance, in one reading."""
     from offpol_diag.sweep import sweep as swept
 
     moved = _one_preset(_catalogue(how), preset)
     with _opened(what, how) as dump:
         text = at if at is None or isinstance(at, str) else ",".join(map(str, at))
-        return _report(swept(dump, moved, which, text, keep, **_computing(how)), "sweep")
+        return _of("sweep", swept(dump, moved, which, text, keep, **_computing(how)))
 
 
 def gate(
@@ -356,7 +234,7 @@ def gate(
     tolerance: Tolerance = None,
     presets: Presets = (),
     **how: Unpack[Evaluates],
-) -> Report:
+) -> Result:
     """Hold numbers against bounds, or against an earlier result.
 
     A bound fails only when the whole 95% interval lies beyond it; an interval with values on both sides
@@ -364,25 +242,25 @@ def gate(
     unknown or unreliable, or NaN, has not passed.
 
     NAME is a metric (k3, drift2.k3), a preset's (seq_mis.ess_tokens), or either at every training step
-    (step:NAME). A RESULT.json that --json wrote is judged as it is; in Python also a `Report`.
+    (step:NAME). A RESULT.json that --json wrote is judged as it is; in Python also a `Result`.
     """
     from offpol_diag.gate import judged, required
-    from offpol_diag.result import load
+    from offpol_diag.result import Result, load
 
     asked: dict[str, Any] = {"fail_on": fail_on, "baseline": baseline, "tolerance": tolerance}
     for key, given in (("max", max), ("min", min)):
         asked[key] = [f"{name}={x}" for name, x in given.items()] if isinstance(given, Mapping) else given
     must = required(Path(gates) if gates else None, presets=words(presets), **asked)
     base = load(must.baseline) if must.baseline else None
-    if isinstance(what, Report):
-        found = what.summary
+    if isinstance(what, Result):
+        found = what
     elif isinstance(what, str | Path) and Path(what).suffix.lower() == ".json":
         found = load(Path(what))
     else:
         chosen, steps = must.to_compute(_catalogue(how))
         with _opened(what, how) as dump:
             found = _advised(_examined(dump, how, chosen, by_step=steps))
-    return _report(found, "gate", gates=judged(found, must, base))
+    return _of("gate", found, gates=judged(found, must, base))
 
 
 def check(
@@ -438,7 +316,7 @@ def rescore(
     seed: Seed = 0,
     progress: Any = None,
     **how: Unpack[Reads],
-) -> Report:
+) -> Result:
     """Who is wrong, the engine or the trainer? The run's model scores the responses again: a third opinion.
 
     Says which column that model does not reproduce, and tries the hypotheses instead of guessing them:
@@ -462,7 +340,7 @@ def rescore(
             dump.info = replace(dump.info, files=(label,), given=()) if label else dump.info
             found = _diagnosed(_examined(dump, again))
         reference.written = "" if to is None else reference.written
-    return _report(found, "rescore", reference=reference)
+    return _of("rescore", found, reference=reference)
 
 
 def convert(what: What, to: To, *, columns: Columns = None) -> Converted:
@@ -476,11 +354,11 @@ def convert(what: What, to: To, *, columns: Columns = None) -> Converted:
     return converted([*map(str, files)], Path(to or ""), pairs(columns))
 
 
-def report(result: Saved) -> Report:
+def report(result: Saved) -> Result:
     """Draw a report again from the JSON of a result, equal to the one first drawn."""
     from offpol_diag.result import load
 
-    return Report(load(Path(result)))
+    return load(Path(result))
 
 
 # ---------------------------------------------------------------- what they share
@@ -531,7 +409,7 @@ def _advised(found: Examined, trainer: str | None = None) -> Result:
     return advised(_diagnosed(found), trainer)
 
 
-def _report(result: Result, command: str, **found: Any) -> Report:
+def _of(command: str, result: Result, **found: Any) -> Result:
     """Return a result as that of a command, with what it found beside the numbers."""
     from offpol_diag.diagnosis import recorded
 
@@ -539,7 +417,7 @@ def _report(result: Result, command: str, **found: Any) -> Report:
     if command in ("analyze", "doctor"):  # the K3 to be expected, where the metadata say enough
         expected = recorded.expected(result.dump.provenance)
         found["charts"] = result.charts.model_copy(update={"expected": expected})
-    return Report(result.model_copy(update=found))
+    return result.model_copy(update=found)
 
 
 def _catalogue(how: Mapping[str, Any]) -> Catalogue:

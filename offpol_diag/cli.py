@@ -255,7 +255,7 @@ def ran(function: Callable[..., Any], asked: Mapping[str, Any], own: Any, *what:
     doing, unit = ("scoring", "tokens") if function is api.rescore else ("reading", "rows")
     with progress(own.quiet, doing, unit) as bar:
         found = function(*what, **asked, progress=bar)
-    deliver(found.summary if isinstance(found, api.Report) else found, own, **rows)
+    deliver(found, own, **rows)
     return found
 
 
@@ -290,7 +290,7 @@ def analyze(asked: dict[str, Any], own: Any) -> bool:
     own.html = None if own.no_html else own.html or default_html(read)
     rows = {"sequences": asked["sequences"]} if "sequences" in asked else {}
     found = ran(api.analyze, asked, own, read, **rows)
-    return bool(own.strict and found.summary.is_bug)
+    return bool(own.strict and found.is_bug)
 
 
 @command(api.check, *DRAWN, "json", "strict")
@@ -333,7 +333,7 @@ def convert(asked: dict[str, Any], own: Any) -> None:
 def doctor(asked: dict[str, Any], own: Any) -> bool:
     if own.explain is None:
         found = ran(api.doctor, asked, own, dumps(asked, own))
-        return bool(own.strict and found.summary.is_bug)
+        return bool(own.strict and found.is_bug)
     from offpol_diag.diagnosis import registry
     from offpol_diag.report.explain import every_cause, explained
     from offpol_diag.report.markdown import markdown
@@ -352,8 +352,8 @@ def gate(asked: dict[str, Any], own: Any) -> int:
     what = asked.pop("what", [])
     if not what:
         raise UsageError("missing argument 'DUMP'", "see `offpol-diag gate --help`")
-    one: Any = api.Report(piped()) if what == ["-"] else what[0] if len(what) == 1 else what
-    found = ran(api.gate, asked, own, one).summary
+    one: Any = piped() if what == ["-"] else what[0] if len(what) == 1 else what
+    found = ran(api.gate, asked, own, one)
     if place := os.environ.get("GITHUB_STEP_SUMMARY"):
         with suppress(OSError), Path(place).open("a", encoding="utf-8") as file:
             file.write("\n" + render(found, "md"))
@@ -381,7 +381,7 @@ def piped() -> Any:
 def rescore(asked: dict[str, Any], own: Any) -> bool:
     read = dumps(asked, own)
     asked.setdefault("to", Path(f"{default_html(read).stem.removeprefix('offpol-diag-')}-rescored.parquet"))
-    found = ran(api.rescore, asked, own, read, dump=asked["to"]).summary
+    found = ran(api.rescore, asked, own, read, dump=asked["to"])
     return bool(own.strict and found.reference and found.reference.odd)
 
 

@@ -224,7 +224,7 @@ def of_runs(runs: Sequence[Examined], results: Sequence[Result]) -> list[Against
         against.append(
             Against(
                 letter=letter,
-                run=Result(numbers=result.numbers, **{name: getattr(result, name) for name in KEPT}),
+                run=Result(subjects=result.subjects, **{name: getattr(result, name) for name in KEPT}),
                 headline=said if tested else few,
                 pairing=pairing(a, run, letter),
                 correction="Holm",

@@ -274,7 +274,7 @@ def verdict(name: str, ruling: Ruling, number: Number, **of: Any) -> GateVerdict
 def judged(now: Result, gates: Gates, base: Result | None = None) -> list[GateVerdict]:
     """Return all verdicts on the result `now`; `base` is the earlier result."""
     limits = gates.limits
-    equal = now.number(DIFFER).value == 0 and any(one.name.endswith(DIFFER) for one in limits)
+    equal = now.main(DIFFER).value == 0 and any(one.name.endswith(DIFFER) for one in limits)
     return [
         *([diagnosis(now, gates.fail_on, equal)] if gates.fail_on else []),
         *(bound(now, one) for one in limits),

@@ -9,17 +9,26 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
+from html import escape
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
-from offpol_diag.errors import ResultError
+from offpol_diag.errors import ResultError, UsageError, did_you_mean
 from offpol_diag.files import MOST_RESULT, read, up_to
-from offpol_diag.metrics import Band
+from offpol_diag.metrics import PAIRS, Band
 from offpol_diag.number import Number, Numbers
 from offpol_diag.printable import printable_json
 
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    import polars as pl
+
+    from offpol_diag.report.plot import Chart
+
+T = TypeVar("T")
 FORMAT = 3
 HINT = "give the file that `offpol-diag analyze --json` wrote"
 DEEPEST = 32
@@ -31,7 +40,9 @@ Whole = Annotated[int, Field(ge=-(2**63), lt=2**63), WithJsonSchema({"type": "in
 class Model(BaseModel):
     """A part of the result; unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, defer_build=True)
+    model_config = ConfigDict(
+        extra="forbid", allow_inf_nan=False, defer_build=True, validate_by_name=True, serialize_by_alias=True
+    )
 
 
 class Points(Model):
@@ -527,8 +538,6 @@ class Cause(Model):
 class CandidateCause(Model):
     """A cause that fits a mismatch, where the dump cannot decide between several; it comes without a fix."""
 
-    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
-
     id: str
     kind: Literal["bug", "honest"]
     statement: str
@@ -699,7 +708,7 @@ class Result(Model):
     format: Literal[3] = 3
     dump: DumpFacts
     run: Run
-    numbers: dict[str, Numbers] = Field({}, description="subject → name → number")
+    subjects: dict[str, Numbers] = Field({}, alias="numbers", description="subject → name → number")
     axes: dict[str, Axis] = {}
     presets: dict[str, PresetFacts] = {}
     histograms: dict[str, Histogram] = {}
@@ -716,7 +725,7 @@ class Result(Model):
 
     def of(self, subject: str) -> Numbers:
         """Return the numbers of a subject; none if it has none."""
-        return self.numbers.get(subject, {})
+        return self.subjects.get(subject, {})
 
     @property
     def whole(self) -> Numbers:
@@ -738,12 +747,53 @@ class Result(Model):
     @property
     def prefix(self) -> str:
         """The prefix of the main pair of policies: rollout → old, or the first other that is known."""
-        known = (one for one in ("", "total.", "drift2.") if self.number("k3", one).value is not None)
+        known = (one for one in PAIRS if self.whole.get(f"{one}k3", Number()).value is not None)
         return next(known, "")
 
-    def number(self, name: str, prefix: str | None = None) -> Number:
-        """Return a number of a pair of policies, by default the main one; an empty one if there is none."""
-        return self.whole.get((self.prefix if prefix is None else prefix) + name, Number())
+    def main(self, name: str) -> Number:
+        """Return a number of the main pair of policies; an empty one if there is none."""
+        return self.whole.get(self.prefix + name, Number())
+
+    def number(self, name: str, preset: str | None = None) -> Number:
+        """Return a number of the dump (`k3`, `drift2.k3`) or of a preset (`ess_tokens`): value and interval.
+
+        Raises:
+            UsageError: there is no such preset, or no such number; the hint has the names.
+        """
+        if preset is not None:
+            _require(preset, self.presets, "preset")
+        found = self.whole if preset is None else self.preset(preset)
+        return _require(name, found, "number")
+
+    def _each(self) -> Iterator[tuple[str | None, str, Number]]:
+        yield from ((None, name, one) for name, one in self.whole.items())
+        for preset in self.presets:
+            yield from ((preset, name, one) for name, one in self.preset(preset).items())
+
+    def numbers(self) -> pl.DataFrame:
+        """Return a row for every number: its name, preset (null for the dump's), value, interval and unit."""
+        import polars as pl
+
+        rows = [
+            (
+                f"{of}.{name}" if of else name,
+                of,
+                name,
+                one.value,
+                *(one.interval or (None, None)),
+                one.unit,
+                one.unknown,
+            )
+            for of, name, one in self._each()
+        ]
+        names = ("name", "preset", "metric", "value", "low", "high", "unit", "unknown")
+        schema = {name: pl.Float64 if name in ("value", "low", "high") else pl.String for name in names}
+        return pl.DataFrame(rows, schema=schema, orient="row")
+
+    def values(self) -> dict[str, float]:
+        """Return every known number by name as trackers take it: `k3`, `token_is.ess_tokens`."""
+        each = ((f"{of}.{name}" if of else name, one.value) for of, name, one in self._each())
+        return {name: value for name, value in each if value is not None}
 
     @property
     def is_bug(self) -> bool:
@@ -755,14 +805,71 @@ class Result(Model):
         """The diagnosis of a dump that cannot decide between causes that fit; None of any other."""
         return self.diagnosis if self.diagnosis is not None and self.diagnosis.candidates else None
 
-    def to_json(self) -> str:
-        """Return the published JSON: one object, a line for each of its fields."""
+    @property
+    def passed(self) -> bool:
+        """Whether every bound of `gate` holds."""
+        return bool(self.gates) and all(one.passed for one in self.gates)
+
+    @property
+    def figures(self) -> dict[str, Chart]:
+        """The charts of the page by name; `figure` returns one as plotly's."""
+        from offpol_diag.report import answered
+
+        return {one.name: one for one in answered(self).charts}
+
+    def figure(self, name: str) -> go.Figure:
+        """Return a chart of the page (`by_step`) as a figure of plotly, with its finding as title.
+
+        Raises:
+            UsageError: there is none of that name; the hint has the names.
+        """
+        return _require(name, self.figures, "figure").figure()
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return the published JSON, an object with a line for each field; write it to `path` if given."""
         fields = (
             f" {json.dumps(name)}: "
             + json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
             for name, value in self.model_dump(mode="json").items()
         )
-        return printable_json("{\n" + ",\n".join(fields) + "\n}\n")
+        return _kept(printable_json("{\n" + ",\n".join(fields) + "\n}\n"), path)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return the page, one file that fetches nothing; write it to `path` if given."""
+        from offpol_diag.report import render
+
+        return _kept(render(self, "report"), path)
+
+    def to_markdown(self, path: str | Path | None = None) -> str:
+        """Return the report as Markdown for a pull request; write it to `path` if given."""
+        from offpol_diag.report import render
+
+        return _kept(render(self, "md"), path)
+
+    def __repr__(self) -> str:
+        """Return the verdict in one line."""
+        from offpol_diag.report import render
+
+        return f"Result({render(self, 'terminal', quiet=True).strip()})"
+
+    def _repr_html_(self) -> str:
+        """Return the terminal's screen for a notebook; `to_html` makes the page."""
+        from offpol_diag.report import render
+
+        return f"<pre>{escape(render(self, 'terminal'))}</pre>"
+
+
+def _require(name: str, known: Mapping[str, T], what: str) -> T:
+    if name not in known:
+        hint = did_you_mean(name, list(known)) or f"there are {', '.join(known) or 'none'}"
+        raise UsageError(f'the result has no {what} "{name}"', hint)
+    return known[name]
+
+
+def _kept(text: str, path: str | Path | None) -> str:
+    if path is not None:
+        Path(path).write_text(text, encoding="utf-8")
+    return text
 
 
 def idle(numbers: Numbers) -> bool:
@@ -866,5 +973,5 @@ def loads(text: str, name: str) -> Result:
 def first_mistake(error: ValidationError) -> str:
     """Return the place of the first mistake in a file, and what is wrong there."""
     first = error.errors()[0]
-    place = ".".join(map(str, first["loc"]))
+    place = ".".join(str(part) for part in first["loc"] if part != "")
     return f"{place}: " * bool(place) + first["msg"].removeprefix("Value error, ")

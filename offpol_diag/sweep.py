@@ -235,10 +235,10 @@ def sweep(
         window=window,
     )
     others = tuple(f"preset/{one.name}" for one in moved)
-    numbers = {subject: one for subject, one in whole.numbers.items() if not subject.startswith(others)}
+    numbers = {subject: one for subject, one in whole.subjects.items() if not subject.startswith(others)}
     presets = {preset.name: whole.presets[preset.name]}
     run = whole.run.model_copy(update={"command": "sweep"})
-    return whole.model_copy(update={"presets": presets, "numbers": numbers, "run": run, "sweep": found})
+    return whole.model_copy(update={"presets": presets, "subjects": numbers, "run": run, "sweep": found})
 
 
 # ---------------------------------------------------------------- the bounds that keep a share

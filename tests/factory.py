@@ -395,7 +395,7 @@ def make_summary(**changes: Any) -> Result:
     rows, axes = given.pop("presets"), given.pop("by")
     numbers = {"dump": given.pop("metrics")}
     numbers |= {f"preset/{name}": row.numbers for name, row in rows.items() if row.numbers}
-    found = Result(numbers=numbers, presets={name: row.facts for name, row in rows.items()}, **given)
+    found = Result(subjects=numbers, presets={name: row.facts for name, row in rows.items()}, **given)
     for axis, one in axes.items():
         put(found, axis, one)
     return found
@@ -412,12 +412,12 @@ def put(summary: Result, axis: str, found: Location) -> None:
         sequences=sequences,
         left_out=found.left_out,
     )
-    summary.numbers |= {place_of(axis, place.key): place.numbers for place in found.places}
+    summary.subjects |= {place_of(axis, place.key): place.numbers for place in found.places}
 
 
 def with_numbers(summary: Result, subject: str, numbers: Numbers) -> Result:
     """Return a result with the numbers of a subject replaced."""
-    return summary.model_copy(update={"numbers": summary.numbers | {subject: numbers}})
+    return summary.model_copy(update={"subjects": summary.subjects | {subject: numbers}})
 
 
 def make_comparison() -> Comparison:

@@ -136,7 +136,7 @@ def test_slime_and_miles_take_the_helper_for_what_their_flags_cannot_say():
 
 
 def test_presets_are_the_recommended_one_and_the_trainers_default_unless_they_are_named(dump):
-    best = offpol_diag.analyze(dump, device="cpu", progress=False).summary.recommendation.method
+    best = offpol_diag.analyze(dump, device="cpu", progress=False).recommendation.method
     found = check(dump, presets=None)
 
     assert list(found.numbers) == list(dict.fromkeys([best, "decoupled_geo_rs"]))

@@ -335,7 +335,7 @@ def test_any_number_of_runs_is_compared_with_the_first(folder, a, worse):
 def test_the_curves_of_all_runs_by_step_are_one_chart():
     names = ("stale", "collapse", "quantized")
     found = offpol_diag.compare(*(f"sample_data/{name}.parquet" for name in names), progress=False)
-    chart = next(one for one in answered(found.summary).charts if one.name == "runs_by_step")
+    chart = next(one for one in answered(found).charts if one.name == "runs_by_step")
     assert [one["name"] for one in chart.data if one["showlegend"]] == ["A", "B", "C"]
     assert "; K3 of C lies above A's at " in chart.title
 

@@ -313,7 +313,7 @@ def test_one_table_has_each_preset_and_its_difference_and_every_report_what_each
 
 
 def test_of_two_presets_what_each_drops_has_counts_and_five_examples_in_at_most_60_lines():
-    found = api.compare(SAMPLES / "stale.parquet", presets="token_is,seq_mis@2..3", progress=False).summary
+    found = api.compare(SAMPLES / "stale.parquet", presets="token_is,seq_mis@2..3", progress=False)
     (drops,) = (one for one in found.comparison.drops if one.tokens.count)
     assert (drops.dropped_by, drops.kept_by, len(drops.examples)) == ("seq_mis@2..3", "token_is", 5)
     assert len(tables(found)["dropped"].rows) == 5
@@ -358,7 +358,7 @@ WEIGHT_OF_1 = ("recompute", "ppo_is")
     ],
 )
 def test_a_preset_that_changes_nothing_leads_in_no_number(presets, headline, more):
-    summary = api.compare(SAMPLES / "collapse.parquet", presets=presets, progress=False).summary
+    summary = api.compare(SAMPLES / "collapse.parquet", presets=presets, progress=False)
     found = answered(summary)
 
     assert not set(summary.comparison.better.values()) & set(WEIGHT_OF_1)

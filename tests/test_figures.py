@@ -61,7 +61,7 @@ CHARTS = {
     "sweep": ("sweep",),
     "gate": ("step_k3_max",),
 }
-made: dict[str, offpol_diag.Report] = {}
+made: dict[str, offpol_diag.Result] = {}
 
 
 def result(name):
@@ -94,7 +94,7 @@ def test_plotly_takes_every_figure_and_its_title_is_a_finding(name):
 @pytest.mark.parametrize("name", ["collapse", "stale", "healthy"])
 def test_curves_by_step_are_the_numbers_of_the_result_with_their_intervals(name):
     traces, layout = drawn(name, "by_step")
-    summary = result(name).summary
+    summary = result(name)
     assert [layout[f"yaxis{end}"]["title"]["text"].split()[0] for end in ("", 2, 3)] == ["K3", "ESS", "mean"]
     for trace, metric in zip(traces, ("k3", "ess_tokens", "reward"), strict=True):
         points = by_step(summary, metric)
@@ -107,7 +107,7 @@ def test_curves_by_step_are_the_numbers_of_the_result_with_their_intervals(name)
 
 
 def test_the_other_charts_hold_the_numbers_of_the_result():
-    summary, charts = result("collapse").summary, result("collapse").summary.charts
+    summary, charts = result("collapse"), result("collapse").charts
     traces = {name: drawn("collapse", name)[0] for name in TEN}
 
     whole = [summary.whole[f"{prefix}k1"] for prefix in ("", "drift2.", "total.")]
@@ -142,7 +142,7 @@ def test_the_other_charts_hold_the_numbers_of_the_result():
 
 def test_a_comparison_has_the_curves_of_both_runs_in_one_chart():
     traces, _ = drawn("runs", "runs_by_step")
-    a, b = result("runs").summary, result("runs").summary.against[0].run
+    a, b = result("runs"), result("runs").against[0].run
     assert [one["name"] for one in traces] == ["A", "B"]
     for run, trace in zip((a, b), traces, strict=True):
         assert trace["y"] == [one.numbers["k3"].value for one in run.at("step")]
@@ -150,23 +150,21 @@ def test_a_comparison_has_the_curves_of_both_runs_in_one_chart():
 
 def test_a_sweep_a_comparison_of_presets_and_a_gate_are_drawn_with_their_numbers():
     swept, _ = drawn("sweep", "sweep")
-    points = result("sweep").summary.sweep.points
+    points = result("sweep").sweep.points
     wanted = {f"{one.threshold:.9g}": one.numbers["tokens_weighted"].value for one in points}
     assert len(swept[0]["y"]) > 1
     assert swept[0]["y"] == [wanted[at] for at in swept[0]["x"]]
     ess, _ = drawn("presets", "ess")
-    shown = {
-        name: result("presets").summary.preset(name)["ess_tokens"].value for name in FEW["presets"].split(",")
-    }
+    shown = {name: result("presets").preset(name)["ess_tokens"].value for name in FEW["presets"].split(",")}
     assert dict(zip(ess[0]["x"], ess[0]["y"], strict=True)) == shown
     _, layout = drawn("gate", "step_k3_max")
     assert (layout["shapes"][0]["y0"], layout["shapes"][0]["label"]["text"]) == (0.1, "bound ≤ 0.1")
 
 
 def test_no_chart_of_thresholds_is_drawn_beside_a_bug():
-    summary = result("healthy").summary
+    summary = result("healthy")
     bug = summary.diagnosis.model_copy(update={"verdict": "bug"})
-    changed = offpol_diag.Report(summary.model_copy(update={"diagnosis": bug}))
+    changed = summary.model_copy(update={"diagnosis": bug})
     assert set(result("healthy").figures) - set(changed.figures) == {"thresholds"}
 
 
@@ -303,12 +301,12 @@ def test_a_probability_has_its_place_by_its_odds(p, place):
 def test_an_unknown_figure_is_named_with_what_there_is(name, hint):
     with pytest.raises(UsageError) as refused:
         result("collapse").figure(name)
-    assert f'the report has no figure "{name}"' in refused.value.message
+    assert f'the result has no figure "{name}"' in refused.value.message
     assert hint in refused.value.hint
 
 
 def test_a_result_without_charts_has_no_figures():
-    empty = offpol_diag.Report(make_summary(by={}, histograms={}, charts={}, gates=[]))
+    empty = make_summary(by={}, histograms={}, charts={}, gates=[])
     assert empty.figures == {}
     with pytest.raises(UsageError, match='no figure "by_step"') as refused:
         empty.figure("by_step")

@@ -233,7 +233,7 @@ def test_steps_that_are_unreliable_over_the_dump_that_have_no_number_and_that_ov
 
 def test_the_steps_of_a_dump_of_two_policies_are_those_of_the_total():
     summary = along(0.01, 0.09)
-    summary.numbers["dump"] |= {
+    summary.subjects["dump"] |= {
         "total.k3": number(0.05, 0.001),
         "k3": Number(unknown="missing column old_log_probs"),
     }
@@ -395,7 +395,7 @@ def test_numbers_watched_are_those_reliable_in_the_baseline_and_those_of_presets
     assert (found["pearson"], found["k3"], found["diagnosis"]) == (None, True, True)
     assert not any(name.startswith(("drift2.", "total.", "seq_mis.")) for name in found)
 
-    del base.presets["seq_mis"], base.numbers["preset/seq_mis"]
+    del base.presets["seq_mis"], base.subjects["preset/seq_mis"]
     base.presets["geo_rs"].method = "weight sum truncate ≤ 3"
     asked = required(baseline="b.json", presets=["seq_mis", "token_tis", "geo_rs"])
     both = {one.name: one for one in judged(now, asked, base)}
@@ -404,7 +404,7 @@ def test_numbers_watched_are_those_reliable_in_the_baseline_and_those_of_presets
     assert "another method in the baseline: weight sum truncate ≤ 3" in both["geo_rs.k3"].reason
 
     own = {name: one for name, one in base.whole.items() if "." not in name}
-    base.numbers["dump"] = dict.fromkeys(own, UNKNOWN) | {f"total.{name}": one for name, one in own.items()}
+    base.subjects["dump"] = dict.fromkeys(own, UNKNOWN) | {f"total.{name}": one for name, one in own.items()}
     names = [one.name for one in judged(base, required(baseline="b.json"), base)]  # of two policies
     assert ("total.k3" in names, "k3" in names) == (True, False)
 
@@ -609,7 +609,7 @@ def test_what_cannot_be_meant_is_one_error_with_a_hint_and_writes_nothing(folder
 
 
 def test_the_python_function_takes_a_report_and_refuses_what_the_command_does(folder):
-    report = offpol_diag.Report(having("k3", number(9e-3, 1e-4)))
+    report = having("k3", number(9e-3, 1e-4))
     assert offpol_diag.gate(report, baseline="base.json", tolerance=10).passed
     found = offpol_diag.gate(report, baseline="base.json", presets="token_is", max={"k3": 1})
     assert (found.passed, any(one.name == "token_is.ess_tokens" for one in found.gates)) == (False, True)

@@ -77,6 +77,6 @@ def test_the_readmes_writer_writes_a_dump_that_is_analysed(clone):
     exec(compile(block, "README.md", "exec"), names)
 
     found = offpol_diag.analyze("dumps", presets=(), progress=False)
-    assert (found.summary.dump.sequences, found.summary.dump.groups) == (32, 8)
-    assert "policy_lag" in found.summary.dump.columns
+    assert (found.dump.sequences, found.dump.groups) == (32, 8)
+    assert "policy_lag" in found.dump.columns
     assert found.diagnosis.verdict != "bug"

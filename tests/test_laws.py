@@ -49,7 +49,7 @@ RUN = Run(
 
 def numbers(summary: Result) -> Iterator[tuple[str, float | None]]:
     """Yield every number of a Result under a name that says where it is."""
-    found = {subject: each for subject, each in summary.numbers.items() if "candidate/" not in subject}
+    found = {subject: each for subject, each in summary.subjects.items() if "candidate/" not in subject}
     found |= {f"length {at.tokens}": {"ess": at.ess_sequences} for at in summary.lengths.curve}
     for subject, each in found.items():
         for name, number in each.items():

@@ -25,7 +25,7 @@ def test_a_notebook_shows_the_report(tmp_path):
 
     (shown,) = (one for one in book.cells[0].outputs if one.output_type == "execute_result")
     assert "K3 KL" in shown.data["text/html"]
-    assert shown.data["text/plain"].startswith("Report(")
+    assert shown.data["text/plain"].startswith("Result(")
 
 
 @pytest.mark.filterwarnings("ignore")  # jupyter's own

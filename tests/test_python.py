@@ -1,4 +1,4 @@
-"""The Python interface: what `analyze` and its neighbours take, and what a `Report` gives."""
+"""The Python interface: what `analyze` and its neighbours take, and what a `Result` gives."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_presets_may_be_named(given):
 
 @pytest.mark.parametrize("given", [HEALTHY, Path(HEALTHY), [Path(HEALTHY)]])
 def test_a_dump_may_be_one_path(given):
-    assert offpol_diag.analyze(given, presets=(), device="cpu").summary.dump.files == [HEALTHY]
+    assert offpol_diag.analyze(given, presets=(), device="cpu").dump.files == [HEALTHY]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def as_padded(rows):
 )
 def test_data_in_memory_give_the_numbers_of_the_file(form, name, rows, numbers):
     found = offpol_diag.analyze(form(rows), presets=NAMES, device="cpu")
-    assert found.summary.dump.files == [f"<{name}>"]
+    assert found.dump.files == [f"<{name}>"]
     assert found.values() == pytest.approx(numbers, rel=1e-12)
 
 
@@ -115,7 +115,7 @@ def test_a_function_gives_what_its_command_writes_but_for_time_and_memory(line, 
     file = tmp_path / "result.json"
     words = [*line.format(HEALTHY).split(), "--json", str(file), "--device", "cpu", "--quiet"]
     assert CliRunner().invoke(app, words).exit_code == 0
-    found = getattr(offpol_diag, words[0])(HEALTHY, **call, device="cpu").summary
+    found = getattr(offpol_diag, words[0])(HEALTHY, **call, device="cpu")
     same = {"seconds": found.run.seconds, "peak_rss_bytes": found.run.peak_rss_bytes}
     written = read_result(file)
     assert written.model_copy(update={"run": written.run.model_copy(update=same)}) == found
@@ -167,12 +167,12 @@ def test_rows_of_sequences_are_written_to_the_file_that_is_named(tmp_path):
     file = str(tmp_path / "rows.parquet")
     found = offpol_diag.analyze(HEALTHY, presets="token_is", sequences=file, device="cpu")
     rows = pl.read_parquet(file)
-    assert len(rows) == found.summary.dump.rows
-    assert rows["token_is.kept_tokens"].sum() == found.summary.dump.tokens
+    assert len(rows) == found.dump.rows
+    assert rows["token_is.kept_tokens"].sum() == found.dump.tokens
 
 
 def test_a_report_is_short_in_a_shell_and_shown_in_a_notebook(report):
-    assert repr(report).startswith("Report(")
+    assert repr(report).startswith("Result(")
     assert len(repr(report)) < 200
     assert "\n" not in repr(report)
     assert report._repr_html_().startswith("<pre>")
@@ -183,17 +183,15 @@ def test_a_report_writes_what_the_commands_write(report, tmp_path):
     from offpol_diag.report.page import page as drawn
 
     page, result = tmp_path / "report.html", tmp_path / "report.json"
-    assert report.to_html(page) == page.read_text() == drawn(report.summary)
+    assert report.to_html(page) == page.read_text() == drawn(report)
     report.to_json(result)
-    assert read_result(result) == report.summary
+    assert read_result(result) == report
     assert report.to_markdown().startswith("#")
 
 
 def test_the_table_holds_every_number(report):
     table = report.numbers()
-    assert len(table) == len(report.summary.whole) + sum(
-        len(report.summary.preset(name)) for name in report.presets
-    )
+    assert len(table) == len(report.whole) + sum(len(report.preset(name)) for name in report.presets)
     (k3,) = table.filter(name="k3").to_dicts()
     number = report.number("k3")
     assert (k3["preset"], k3["value"], (k3["low"], k3["high"])) == (None, number.value, number.interval)

@@ -129,17 +129,17 @@ def test_the_sample_is_told_on_the_command_line(tmp_path, monkeypatch):
 def test_analyze_and_doctor_of_what_is_written_say_the_same(tmp_path, loaded, responses, numbers):
     path = write(tmp_path / "d.parquet", responses, numbers["adapter off"], numbers["as given"])
     first = asked(path, loaded, to=tmp_path / "scored.parquet", tries="none")
-    sides = first.summary.reference
+    sides = first.reference
     sizes = [rounded(one) for one in (sides.trainer.distance, sides.engine.distance, sides.apart)]
     triangle = first.to_html().partition("Mean |Δ| of a token, nats")[2].partition("</pre>")[0]
     assert all(one in triangle for one in sizes)
 
     for function in (offpol_diag.doctor, offpol_diag.analyze):
         report = function(tmp_path / "scored.parquet")
-        found = report.summary.reference
+        found = report.reference
         assert (found.verdict, found.engine.state, found.trainer.state) == ("engine", "unknown", "same")
         assert "the engine is not reproduced" in report.to_markdown()
-    assert offpol_diag.doctor(path).summary.reference is None
+    assert offpol_diag.doctor(path).reference is None
 
 
 def test_a_column_of_that_name_that_rescore_did_not_write_is_nothing(tmp_path, responses, numbers):
@@ -147,7 +147,7 @@ def test_a_column_of_that_name_that_rescore_did_not_write_is_nothing(tmp_path, r
     write(
         path, responses, numbers["adapter off"], numbers["as given"], reference_log_probs=numbers["as given"]
     )
-    assert offpol_diag.doctor(path).summary.reference is None
+    assert offpol_diag.doctor(path).reference is None
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_column_of_that_name_that_rescore_did_not_write_is_nothing(tmp_path, r
 def test_the_side_and_what_it_computes(engine, trainer, verdict, named, tmp_path, loaded, responses, numbers):
     path = write(tmp_path / "d.parquet", responses, numbers[engine], numbers[trainer])
 
-    found = asked(path, loaded).summary.reference
+    found = asked(path, loaded).reference
 
     assert found.verdict == verdict
     assert (
@@ -190,7 +190,7 @@ def test_a_fault_that_no_hypothesis_has_is_none_of_these(tmp_path, loaded, respo
 
     report = asked(path, loaded)
 
-    found = report.summary.reference
+    found = report.reference
     assert (found.verdict, found.engine.state, found.trainer.state) == ("engine", "unknown", "same")
     assert "none of these" in report.to_markdown()
 
@@ -206,7 +206,7 @@ def test_a_fault_of_some_responses_is_found_where_it_is(label, tmp_path, loaded,
     }
     path = write(tmp_path / "d.parquet", responses, engine, numbers["as given"], **named.get(label, {}))
 
-    found = asked(path, loaded).summary.reference
+    found = asked(path, loaded).reference
 
     assert found.verdict == "engine"
     assert (found.engine.state, found.engine.variant) == ("variant", "adapter off")
@@ -242,7 +242,7 @@ def test_one_prompt_is_no_verdict(tmp_path, loaded, responses, numbers):
     many = int((responses.group == 0).sum())
     one = replace(responses, rows=responses.rows[:many], group=responses.group[:many])
     path = write(tmp_path / "d.parquet", one, numbers["adapter off"][:many], numbers["as given"][:many])
-    assert asked(path, loaded, tries="none").summary.reference.verdict == "few"
+    assert asked(path, loaded, tries="none").reference.verdict == "few"
 
 
 # ---------------------------------------------------------------- hypotheses
@@ -266,7 +266,7 @@ def test_a_live_model_is_left_as_it_was(tmp_path, loaded, responses, numbers):
         assert one.name == "as given" or (inside != before).any(), one.name
         assert (score(loaded.model, responses.rows)[0].log_probs == before).all(), one.name
 
-    missing = report.summary.reference.missing
+    missing = report.reference.missing
     assert {"window off", "RoPE scaling off", "sinks off", "soft-cap off", "other checkpoints"} <= set(
         missing
     )
@@ -283,7 +283,7 @@ def test_checkpoints_are_hypotheses(tmp_path, loaded, responses, numbers):
 
     found = offpol_diag.rescore(
         path, [SAMPLE / "adapter", half], base=base, sample=GROUPS, tries="checkpoint,adapter off"
-    ).summary.reference
+    ).reference
 
     assert (found.verdict, found.engine.variant) == ("engine", "step_90")
     assert found.engine.reproduced

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from factory import Location, make_summary, number, place, put
 
-from offpol_diag.api import Report
 from offpol_diag.errors import ResultError, UsageError
 from offpol_diag.number import OVERFLOWS, Number
 from offpol_diag.presets.catalogue import load
@@ -91,7 +90,7 @@ def test_the_result_of_a_sample_takes_less_than_250_kB() -> None:
 
 
 def test_a_report_gives_the_numbers_of_a_preset_by_its_name() -> None:
-    report = Report(make_summary())
+    report = make_summary()
     assert report.number("ess_tokens", "token_is") == number(0.9971, 2e-4, "fraction")
     with pytest.raises(UsageError, match='no preset "token_si"') as refused:
         report.number("ess_tokens", "token_si")

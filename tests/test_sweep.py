@@ -124,7 +124,7 @@ def test_the_result_has_the_preset_as_it_stands_and_no_threshold_beside_it(dump)
     assert [*found.presets] == ["geo_rs"]
     whole, own = found.preset("geo_rs"), found.sweep.points[0]
     lengths = [f"preset/geo_rs@length/{place.key}" for place in alone.at("length")]
-    assert [one for one in found.numbers if one.startswith("preset/")] == ["preset/geo_rs", *lengths]
+    assert [one for one in found.subjects if one.startswith("preset/")] == ["preset/geo_rs", *lengths]
     assert whole | {"kept_at_lag_0": None} == alone.preset("geo_rs") | {"kept_at_lag_0": None}
     assert (own.own, own.numbers) == (True, {name: whole[name] for name in METRICS})
     assert (found.run.command, found.whole) == ("sweep", alone.whole)

@@ -45,7 +45,7 @@ def test_the_number_of_threads_changes_no_bit(tmp_path):
     for threads in (1, 2, 3, 20):
         rows = tmp_path / f"{threads}.parquet"
         how = {"presets": "token_is,geo_rs,seq_mis,m2po", "batch_tokens": 4000, "sequences": rows}
-        found = analyze(SAMPLE, threads=threads, device="cpu", **how).summary
+        found = analyze(SAMPLE, threads=threads, device="cpu", **how)
         results.append((found.model_copy(update={"run": None}), pq.read_table(rows)))
     assert all(found == results[0][0] and rows.equals(results[0][1]) for found, rows in results[1:])
 

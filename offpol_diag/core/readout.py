@@ -44,7 +44,7 @@ def summary(out: Readout, presets: Sequence[Preset], facts: DumpFacts, run: Run)
     numbers = {"dump": of_dump(out)} | {of: some for of, some in of_presets.items() if some} | at_places
     result = Result(
         dump=facts,
-        numbers=numbers,
+        subjects=numbers,
         axes=axes,
         histograms={name: histograms.histogram(bins, ends, f"log-ratio, {main.title}", synced)},
         lengths=charts.lengths(out),

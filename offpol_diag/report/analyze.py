@@ -100,7 +100,7 @@ def cautions(dump: DumpFacts) -> tuple[str, ...]:
 
 def headline(result: Result) -> tuple[str, str, Tone, str, str]:
     """Return word, sentence, tone and interval of the verdict, and what follows: growth, or K3 of a bug."""
-    prefix, given, k3, advised = result.prefix, result.diagnosis, result.number("k3"), result.recommendation
+    prefix, given, k3, advised = result.prefix, result.diagnosis, result.main("k3"), result.recommendation
     size, ends = "", ""
     if k3.known:
         value, ends = written(replace(k3, note=None))
@@ -225,7 +225,7 @@ def _findings(result: Result) -> Iterator[str]:
 
 def _commands(result: Result) -> Iterator[tuple[str, str]]:
     """Yield the commands to go on with: the configuration of the method, and a gate."""
-    given, prefix, k3 = result.recommendation, result.prefix, result.number("k3").value
+    given, prefix, k3 = result.recommendation, result.prefix, result.main("k3").value
     if given is not None and given.method and not given.config and not result.is_bug:
         yield "config", f"offpol-diag presets {given.method} --for {words.trainer_of(result) or 'TRAINER'}"
     if result.undecided and "token_ids" in result.dump.columns and result.dump.prompts:
@@ -248,9 +248,7 @@ without π_old."""
 def heavy(result: Result) -> str:
     """Return the sentence on a heavy tail: which numbers it leaves unknown; empty where there is none."""
     tokens, sequences = (
-        written(result.number(f"khat_{over}")).value.rstrip("*")
-        if doubted(result.number(f"ess_{over}"))
-        else ""
+        written(result.main(f"khat_{over}")).value.rstrip("*") if doubted(result.main(f"ess_{over}")) else ""
         for over in ("tokens", "sequences")
     )
     if tokens:
@@ -263,7 +261,7 @@ def tiles(result: Result) -> tuple[Tile, ...]:
     """Return the eight headline numbers: the mismatch, what methods reject, the tail, the reward."""
     found = [tile for name in SHORT if (tile := _tile(result, name))]
     found += _rejected(result)
-    khat, sequences = result.number("khat_tokens"), result.number("khat_sequences")
+    khat, sequences = result.main("khat_tokens"), result.main("khat_sequences")
     if khat.known:
         named: tuple[str, Tone] = ("unreliable", "bad") if khat.note else ("reliable", "good")
         beside = f"sequences: {written(sequences).value.rstrip('*')}" if sequences.value is not None else ""
@@ -279,7 +277,7 @@ def tiles(result: Result) -> tuple[Tile, ...]:
 
 def _tile(result: Result, name: str) -> Tile | None:
     """Return a number with its band; of one that a heavy tail decides, and beside a bug, there is none."""
-    number = result.number(name)
+    number = result.main(name)
     if not number.known:
         return None
     row, remark, doubt = band(name, number), below_0(name, number), doubted(number)

@@ -120,7 +120,7 @@ def _calm(text: str) -> str:
 
 def _meter(summary: Result) -> dict[str, Any] | None:
     """Return the scale of K3 from 1e-5 to 1, in percent: its bands, this dump, and what is at lag 0."""
-    k3, synced = summary.number("k3"), in_sync(summary)
+    k3, synced = summary.main("k3"), in_sync(summary)
     if k3.value is None or k3.value <= 0:
         return None
 

@@ -281,7 +281,7 @@ def expected(result: Result) -> Iterator[Fact]:
 
 def mended(result: Result) -> After | None:
     """Return the mismatch after the first cause is repaired, where that at least halves K3."""
-    causes, k3 = result.diagnosis.causes if result.diagnosis else [], result.number("k3").value
+    causes, k3 = result.diagnosis.causes if result.diagnosis else [], result.main("k3").value
     after = causes[0].after if causes else None
     return after if after and (k3 is None or after.k3 <= k3 / 2) else None
 
@@ -360,7 +360,7 @@ def _remedy(result: Result, given: Recommendation, causes: Sequence[Cause], befo
 
 def _effect(result: Result, given: Recommendation) -> str:
     """Return what the method changes on this dump: ESS, from a raw one that is reliable, and truncation."""
-    numbers, raw, parts = result.preset(given.method or ""), result.number("ess_tokens"), []
+    numbers, raw, parts = result.preset(given.method or ""), result.main("ess_tokens"), []
     if "ess_tokens" in numbers:
         before = f"{written(raw).value} → " if raw.known and not doubted(raw) else ""
         parts.append(f"ESS {before}{written(numbers['ess_tokens']).value}")
@@ -381,8 +381,8 @@ def _weights(result: Result, given: Recommendation) -> Table | None:
     own = result.preset(given.method or "")
     if not given.title or not own:
         return None
-    raw = {key: result.number(key) for key in ("ess_tokens", "ess_sequences")}
-    raw["weight_mean"] = result.number("mean_ratio")
+    raw = {key: result.main(key) for key in ("ess_tokens", "ess_sequences")}
+    raw["weight_mean"] = result.main("mean_ratio")
     columns: list[Mapping[str, Number]] = [raw, own]
     rows = [(title(key), *(column.get(key) for column in columns)) for key in WEIGHTS]
     some = [row for row in rows if any(one and one.value for one in row[1:] if not isinstance(one, str))]
