@@ -32,6 +32,7 @@ from offpol_diag.presets import Preset, catalogue
 from offpol_diag.presets.catalogue import Catalogue
 from offpol_diag.result import DiagnosisVerdict, GateVerdict, Result, first_mistake, place_of
 from offpol_diag.result import at_steps as steps_of
+from offpol_diag.trainers import logged_names
 
 Outcome = Literal["passed", "failed", "could not say"]
 ORDER: tuple[DiagnosisVerdict, ...] = ("healthy", "honest_mismatch", "cannot_tell", "bug")
@@ -56,10 +57,15 @@ class Limit:
 
     @classmethod
     def of(cls, text: str, **bounds: float) -> Limit:
-        """Parse a name: `k3`, `total.k3`, `step:k3`, `seq_mis.ess_tokens`; of a preset any of its names."""
+        """Parse a name: `k3`, `total.k3`, `step:k3`, `seq_mis.ess_tokens`; of a preset any of its names.
+
+        A name that a trainer logs is that of the number which equals it: `rollout_corr/kl` is `k1`.
+        """
         of, _, name = text.removeprefix(STEP).strip().rpartition(".")
-        if f"{of}." in PAIRS:
-            of, name = "", f"{of}.{name}"
+        pair = f"{of}." in PAIRS or not of
+        name = logged_names("gap" if pair else "preset").get(name, name)
+        if pair:
+            of, name = "", f"{of}.{name}".lstrip(".")
         with suppress(KeyError, OffpolError):  # a preset of a user's file is not in the catalogue
             of = of and catalogue.load()[of].name
         return cls(name, of, text.startswith(STEP), **bounds)

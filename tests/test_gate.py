@@ -145,6 +145,11 @@ def test_a_failure_beats_could_not_say_and_that_beats_passed(said, whole, code):
         ("step:seq_mis.ess_tokens", Limit("ess_tokens", "seq_mis", True)),
         ("token_is@2.5.ess_tokens", Limit("ess_tokens", "token_is@2.5")),
         ("geo_rs@veto.lower=0.1.k3", Limit("k3", "geo_rs@veto.lower=0.1")),
+        ("step:rollout_corr/k3_kl", Limit("k3", step=True)),  # names that trainers log
+        ("total.kl", Limit("total.k1")),
+        ("mismatch_kl/all/mean", Limit("total.k3")),
+        ("token_is.rollout_corr/rollout_rs_masked_fraction", Limit("tokens_rejected", "token_is")),
+        ("token_is.rollout_corr/kl", Limit("rollout_corr/kl", "token_is")),  # of no preset
     ],
 )
 def test_a_name_may_be_of_each_step_and_ends_at_its_last_dot_and_a_bound_at_its_last_equals_sign(text, limit):

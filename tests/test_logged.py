@@ -10,14 +10,18 @@ from pathlib import Path
 
 import pytest
 
+import offpol_diag
 from offpol_diag.dump.batch import joined
 from offpol_diag.dump.read import open_dump
 from offpol_diag.presets import Preset, Reject, catalogue
-from offpol_diag.trainers.logged import LOGS, steps_of
+from offpol_diag.trainers import logged as logged_by
+from offpol_diag.trainers import table
+from offpol_diag.trainers.logged import LOGS, TRAINERS, log_of, steps_of
 from tests import oracles
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "golden" / "verl.json").read_text())
+SAMPLE = HERE.parent / "sample_data" / "stale.parquet"
 GENERATIONS = {"2025-10": "g2510", "2025-11": "g2511", "2026-01": "g2601"}
 OURS = catalogue.load(HERE / "golden_presets.toml")
 
@@ -59,3 +63,45 @@ def test_a_ratio_without_a_lower_bound_is_logged_down_to_the_inverse_of_its_uppe
 
     shares = [logged[f"rollout_corr/rollout_rs_ratio_fraction_{side}"] for side in ("low", "high")]
     assert shares == pytest.approx([0.25, 0.25])
+
+
+@pytest.fixture(scope="module")
+def result():
+    return offpol_diag.analyze(SAMPLE, presets=[*catalogue.load()], progress=False).summary
+
+
+@pytest.fixture(scope="module")
+def logged():
+    """Return trainer → preset → what it logs of the sample dump, verl in all generations."""
+    batch, columns = whole(SAMPLE)
+    found = {}
+    for step in steps_of(batch, [*catalogue.load().values()], columns):
+        for trainer in TRAINERS:
+            logs = sorted({log_of(trainer, one, step.preset) for one in logged_by.GENERATIONS})
+            numbers = {name: x for log in logs for name, x in LOGS[log](step).items()}
+            found.setdefault(trainer, {})[step.preset] = numbers
+    return found
+
+
+NAMES = [
+    (trainer, f"{prefix}{name}", of, ours)
+    for trainer in TRAINERS
+    for logs in table(trainer).get("logs", ())
+    for of in ("gap", "preset")
+    for name, ours in logs.get(of, {}).items()
+    for prefix in logs["prefixes"]
+    if prefix
+]
+
+
+@pytest.mark.parametrize(("trainer", "name", "of", "ours"), NAMES)
+def test_a_logged_name_that_gates_take_is_of_a_number_that_equals_it(logged, result, trainer, name, of, ours):
+    own = [one for one in logged[trainer] if one.source.lower().startswith(trainer)] or [*logged[trainer]]
+    compared = 0
+    for preset in own:
+        if name in logged[trainer][preset]:
+            gap = ours if "." in ours or preset.policy == "old" else f"total.{ours}"
+            number = result.preset(preset.name)[ours] if of == "preset" else result.whole[gap]
+            assert logged[trainer][preset][name] == pytest.approx(number.value, rel=1e-6, abs=1e-12), preset
+            compared += 1
+    assert compared

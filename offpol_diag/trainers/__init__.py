@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from offpol_diag.errors import UsageError, did_you_mean
 
@@ -24,6 +24,18 @@ TRAINERS = (*COMMON, *sorted({path.stem for path in HERE.glob("*.toml")} - {*COM
 def table(trainer: str) -> dict[str, Any]:
     """Return a trainer's table."""
     return tomllib.loads((HERE / f"{trainer}.toml").read_text("utf-8"))
+
+
+@cache
+def logged_names(of: Literal["gap", "preset"]) -> dict[str, str]:
+    """Return the names that trainers log for numbers of a gap or a preset: `rollout_corr/kl` → `k1`."""
+    return {
+        f"{prefix}{name}": ours
+        for trainer in TRAINERS
+        for logs in table(trainer).get("logs", ())
+        for prefix in logs["prefixes"]
+        for name, ours in logs.get(of, {}).items()
+    }
 
 
 def defaults(trainer: str) -> tuple[str, ...]:
