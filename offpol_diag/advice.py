@@ -2,7 +2,7 @@
 
 A bug is fixed first, policies that agree need nothing, a run whose mismatch keeps growing is resumed from
 before that; else it is token TIS at 2.0: where the true gradient is known, no rule that looks further was
-better. Methods of other families stand beside it. Published thresholds are alerts, each with its source.
+better. Methods of other families stand beside it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Final, NamedTuple
 from offpol_diag.diagnosis import numbers as least
 from offpol_diag.diagnosis.numbers import Evidence
 from offpol_diag.errors import ConfigError
-from offpol_diag.metrics import METRICS, crossed
 from offpol_diag.presets import Policy, catalogue
 from offpol_diag.presets.catalogue import FAMILIES
 from offpol_diag.presets.words import method
-from offpol_diag.result import Decision, Fired, Point, Recommendation, Result, curve
+from offpol_diag.result import Decision, Point, Recommendation, Result, curve
 
 METHOD: Final = "METHOD at THRESHOLD"
 DEFAULT, THRESHOLD = "token TIS at 2.0", "2.0"
@@ -203,7 +202,7 @@ def advised(summary: Result, trainer: str | None = None) -> Result:
 
 
 def recommend(summary: Result) -> Recommendation:
-    """Return the decision of the first rule that holds, and the published levels that numbers cross.
+    """Return the decision of the first rule that holds.
 
     Beside a method stand those of other families, as they ship, that were computed of this dump.
     """
@@ -215,14 +214,6 @@ def recommend(summary: Result) -> Recommendation:
     if rule.decision == "fix the bug first" and where:
         sentence += f" Until then, leave out the sequences with {where}."
     chosen, *others = FAMILIES[seen.policy] if rule.decision == METHOD else (None,)
-    fired = [Fired(rule=rule.name, level="decision", sentence=rule.sentence, saw={}, source=rule.source)]
-    for metric in METRICS.values():
-        for one in crossed(metric, seen.value(metric.name)):
-            names = filter(None, (metric.name, one.beside))
-            saw = {seen.prefix + name: seen.number(name).value for name in names}
-            fired.append(
-                Fired(rule=one.name, level="alert", sentence=one.sentence, saw=saw, source=one.source)
-            )
     return Recommendation(
         decision=rule.decision,
         title=chosen and DEFAULT,
@@ -235,7 +226,7 @@ def recommend(summary: Result) -> Recommendation:
             for name in others
             if name in shown and not shown[name].needs and shown[name].method == method(shipped[name])
         ],
-        fired=fired,
+        source=rule.source,
     )
 
 

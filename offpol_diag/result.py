@@ -654,16 +654,6 @@ class Reference(Model):
 Decision = Literal["fix the bug first", "no correction needed", "METHOD at THRESHOLD", "not enough data"]
 
 
-class Fired(Model):
-    """A rule whose condition held, with the numbers it depends on."""
-
-    rule: str
-    level: Literal["decision", "alert"]
-    sentence: str
-    saw: dict[str, float | None]
-    source: str
-
-
 class Recommendation(Model):
     """Which correction, at which threshold, and why."""
 
@@ -673,9 +663,9 @@ class Recommendation(Model):
     threshold: str | None = None
     sentence: str
     rule: str
+    source: str = Field("", description="what the rule rests on")
     alternatives: list[str] = Field([], description="presets of other families, to be seen beside it")
     config: str | None = Field(None, description="configuration for the trainer of --for, ready to paste")
-    fired: list[Fired] = []
 
 
 class GateVerdict(Model):

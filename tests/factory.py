@@ -27,7 +27,6 @@ from offpol_diag.result import (
     Diagnosis,
     Drops,
     DumpFacts,
-    Fired,
     GateVerdict,
     Histogram,
     LostSequence,
@@ -286,22 +285,6 @@ def worst() -> Worst:
 
 
 def recommendation() -> Recommendation:
-    fired = [
-        Fired(
-            rule="heavy_sequence_tail",
-            level="decision",
-            sentence="Product weights of whole sequences cannot be averaged; token weights can.",
-            saw={"ess_sequences": 0.031, "khat_sequences": 1.2, "ess_tokens": 0.9954},
-            source="Vehtari et al. 2024, Pareto smoothed importance sampling",
-        ),
-        Fired(
-            rule="geometric_window",
-            level="alert",
-            sentence="A geometric window of [0.999, 1.001] would reject 92% of the tokens of this batch.",
-            saw={"k1": 2.05e-3},
-            source="verl issue 3984",
-        ),
-    ]
     return Recommendation(
         decision="METHOD at THRESHOLD",
         title="token TIS at 2.0",
@@ -309,7 +292,7 @@ def recommendation() -> Recommendation:
         threshold="2.0",
         sentence="Use truncated token weights: they lose 0.5% of the sample and bound every weight at 2.",
         rule="heavy_sequence_tail",
-        fired=fired,
+        source="Vehtari et al. 2024, Pareto smoothed importance sampling",
     )
 
 

@@ -270,12 +270,6 @@ def test_a_decision_without_a_method_is_said_in_its_own_words(decision):
     assert found.title.lower() == decision
 
 
-def test_an_alert_names_what_it_saw_and_its_source():
-    found = table("alerts")
-    assert found.rows[0][1:] == ("k1 = 0.0021 [0.0019, 0.0022]", "verl issue 3984")
-    assert found.caption == "1 published warning level is crossed"
-
-
 def test_a_pair_of_policies_that_is_lacking_has_no_column():
     lacking = {"drift2.k1": unknown("missing column x"), "drift2.k3": unknown("missing column x")}
     gap = {"k3": Number(value=0.1), "total.k3": Number(log10=400.0)} | lacking
@@ -458,7 +452,6 @@ def test_markdown_holds_the_answer_and_folds_of_the_rest():
     for expected in (
         "What it rests on",
         "presets token_is\\`",
-        "verl issue 3984",
     ):
         assert expected in folds
     assert "| khat_sequences | 1.2\\* [1.0, 1.4] (1) |" in text  # with its caution

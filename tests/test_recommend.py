@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -149,8 +148,6 @@ def test_the_first_rule_that_holds_decides(rule, method, change):
 
     assert (found.rule, found.method, found.decision) == (rule, method, RULED[rule])
     assert (found.title, found.threshold) == ((DEFAULT, "2.0") if method else (None, None))
-    assert found.fired[0].rule == rule
-    assert [one.level for one in found.fired].count("decision") == 1
     assert found.sentence == next(one.sentence for one in RULES if one.name == rule)
 
 
@@ -285,49 +282,11 @@ def test_a_method_of_another_version_has_no_configuration():
     assert prescribed(theirs, "trl", "old") is None
 
 
-# ---------------------------------------------------------------- alerts
-
-
-GATE = "above the merge gate"
-CROSSED = [
-    # number, its value beyond the line, the alerts, and a value on the other side
-    ("k3", 1.01, ["configuration", GATE], 0.0149),
-    ("k3", 0.016, [GATE], None),
-    ("k3", 1.0, [GATE], None),
-    ("mean_ratio", 0.49, ["weights off centre"], 0.51),
-    ("mean_ratio", 1.51, ["weights off centre"], 1.49),
-    ("ess_tokens", 0.29, ["low ESS"], 0.31),
-    ("k1", -0.11, ["large KL"], -0.09),
-    ("k1", 0.11, ["large KL"], 0.09),
-    ("chi2_token", 1.1, ["large χ²"], 0.99),
-    ("prob_diff_mean", 0.011, ["probability difference"], 0.0099),
-    ("mult_prob_error", 1.06, ["multiplicative error"], 1.049),
-    ("ess_sequences", 0.09, ["product ratios unusable"], 0.11),
-]
-
-
-@pytest.mark.parametrize(("name", "value", "alerts", "fine"), CROSSED)
-@pytest.mark.parametrize("prefix", ["", "total."])
-def test_each_alert_fires_on_its_side_of_the_line_with_the_number_it_saw(name, value, alerts, fine, prefix):
-    fired = recommend(given(prefix=prefix, **{name: value})).fired[1:]
-    seen = [(one.rule, one.saw[prefix + name], one.level, bool(one.source)) for one in fired]
-    assert seen == [(alert, value, "alert", True) for alert in alerts]
-    assert fine is None or len(recommend(given(prefix=prefix, **{name: fine})).fired) == 1
-
-
-def test_alerts_stand_beside_every_decision():
-    for change in ({"diagnosis": BUG}, {"facts": {"groups": 3}}, {"k3": 9e-7}, {}):
-        assert [one.rule for one in recommend(given(chi2_token=1.1, **change)).fired[1:]] == ["large χ²"]
-
-
 def test_no_rule_holds_because_a_number_is_unknown():
     for empty in (without(given(), *PLAIN), make_summary(metrics={}, by={}, diagnosis=FINE)):
-        assert [one.rule for one in recommend(empty).fired] == ["unknown"]
+        assert recommend(empty).rule == "unknown"
     for name in PLAIN:
-        found = recommend(without(given(), name))
-        assert len(found.fired) == 1
-        assert found.rule == ("unknown" if name == "k3" else "default")
-        assert all(value is None or math.isfinite(value) for value in found.fired[0].saw.values())
+        assert recommend(without(given(), name)).rule == ("unknown" if name == "k3" else "default")
 
 
 # ---------------------------------------------------------------- real dumps

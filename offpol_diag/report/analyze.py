@@ -17,7 +17,7 @@ from offpol_diag.report import words
 from offpol_diag.report.answer import EXPLAIN, Answer, Fact, Line, Tile
 from offpol_diag.report.charts import charts
 from offpol_diag.report.rescore import deciding, reproduced
-from offpol_diag.result import DumpFacts, Fired, Place, Point, Result, at_steps, curve
+from offpol_diag.result import DumpFacts, Place, Point, Result, at_steps, curve
 from offpol_diag.table import Cell, Table
 
 MOST_NAMED, MOST_STEPS, MOST_OTHERS = 4, 30, 4
@@ -180,32 +180,8 @@ def _facts(result: Result) -> Iterator[Fact]:
     lacks = [f"{name}: {why}" for name, why in words.lacking(result.dump).items() if name not in decides]
     if lacks:
         yield Fact("Missing", f"{'; '.join(lacks)}.")
-    if warned := _warnings(result):
-        yield Fact("Warnings", warned, optional=True)
     if not open_ and (advised is None or not advised.title):
         yield from (Fact("Also", one) for one in _findings(result))
-
-
-def alerts(result: Result) -> list[Fired]:
-    """Return the published warning levels that this dump crosses."""
-    fired = result.recommendation.fired if result.recommendation else []
-    return [one for one in fired if one.level == "alert"]
-
-
-def _warnings(result: Result) -> str:
-    """Return the published levels that are crossed, in words the first two.
-
-    No level is said of a number that a heavy tail leaves unknown.
-    """
-    every = alerts(result)
-    some = [
-        one.sentence.rstrip(".")
-        for one in every
-        if not any(doubted(result.whole.get(key, Number())) for key in one.saw)
-    ][:2]
-    many = f"{len(every)} published {'level is' if len(every) == 1 else 'levels are'} crossed (-v)"
-    among = ", among them" if len(some) < len(every) else ""
-    return f"{many}{among}: {'; '.join(some)}." if some else ""
 
 
 def _findings(result: Result) -> Iterator[str]:
@@ -353,7 +329,6 @@ def _tables(result: Result) -> Iterator[Table]:
     """Yield the corrections; then what is behind the answer: levels, places, and all numbers."""
     if result.recommendation is not None and not result.is_bug:
         yield _corrections(result)
-    yield _alerts(result)
     yield _where(result)
     yield _by_place(result, "step", "By training step", MOST_STEPS)
     turns = _by_place(result, "turn", "By turn of the response")
@@ -378,22 +353,6 @@ def _corrections(result: Result) -> Table:
     return Table(
         "corrections", "", ("recommended first", "ESS, tokens", "rejected", "with a weight"), rows, more
     )
-
-
-def _alerts(result: Result) -> Table:
-    """Return the levels that are crossed, with the numbers that cross them."""
-
-    def saw(one: Fired) -> str:
-        parts = []
-        for key, value in one.saw.items():
-            known = result.whole.get(key, Number())
-            number = known if known.value == value else Number(value=value, unit=known.unit)
-            parts.append(f"{key} = {say(number)}")
-        return "; ".join(parts) or "–"
-
-    rows = [(one.sentence, saw(one), one.source or "–") for one in alerts(result)]
-    said = f"{len(rows)} published warning {'level is' if len(rows) == 1 else 'levels are'} crossed"
-    return Table("alerts", said, ("level", "this dump", "set by"), rows, shown="more")
 
 
 def _by_place(result: Result, axis: str, caption: str, most: int | None = None) -> Table:

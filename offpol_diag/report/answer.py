@@ -43,7 +43,6 @@ class Fact:
         table: numbers beside it.
         code: name and text of what is to be pasted.
         spelled: whether the lines are said everywhere, not only where there is room.
-        optional: whether a short answer says it only where there is room.
     """
 
     label: str
@@ -53,7 +52,6 @@ class Fact:
     table: Table | None = None
     code: tuple[tuple[str, str], ...] = ()
     spelled: bool = False
-    optional: bool = False
 
 
 @dataclass(frozen=True)

@@ -176,11 +176,9 @@ def paragraphs(facts: Sequence[Fact], verbose: bool) -> list[Paragraph]:
     """Return what is said of facts: their sentences, and with --verbose what these rest on."""
     found = list[Paragraph]()
     for fact in facts:
-        if verbose and fact.optional:  # a table has it
-            continue
         if fact.sentence:
             sentences = SENTENCES.split(minus(printable(fact.sentence)))
-            found.append(Paragraph(fact.label, sentences, optional=fact.optional))
+            found.append(Paragraph(fact.label, sentences))
             rest = evidence(fact) if verbose else ()
             found += [Paragraph(fact.label, [printable(text)], 3) for text in rest]
             continue

@@ -415,8 +415,7 @@ def how_sure(given: Recommendation) -> Fact | None:
     """Return what the decision rests on, and what is not known; None where no correction was weighed up."""
     if given.decision not in ("no correction needed", "METHOD at THRESHOLD"):
         return None
-    said = next(one.source for one in given.fired if one.level == "decision")
-    return Fact("How sure", said, "How sure?", (Line(said), Line(NO_GRADIENT)))
+    return Fact("How sure", given.source, "How sure?", (Line(given.source), Line(NO_GRADIENT)))
 
 
 # ---------------------------------------------------------------- what was read
