@@ -140,7 +140,7 @@ def leader(
 
 # ---------------------------------------------------------------- runs
 
-KEPT = ("dump", "run", "axes", "presets", "histograms", "diagnosis")
+KEPT = ("dump", "run", "axes", "presets", "diagnosis")
 """What of a further run is kept beside its numbers."""
 POWERS = frozenset(row.name for row in gap.ROWS if row.log)
 """Numbers that are e to the power of a mean, without the prefix of their drift."""

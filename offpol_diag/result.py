@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
@@ -43,23 +43,6 @@ class Model(BaseModel):
     model_config = ConfigDict(
         extra="forbid", allow_inf_nan=False, defer_build=True, validate_by_name=True, serialize_by_alias=True
     )
-
-
-class Points(Model):
-    """A part whose lists are of equal length, an entry for each point; those with a default may be empty.
-
-    Of `edges`, there is one more.
-    """
-
-    @model_validator(mode="after")
-    def _of_equal_length(self) -> Self:
-        fields, lists = type(self).model_fields, {name: x for name, x in self if isinstance(x, list)}
-        sizes = {name: len(x) for name, x in lists.items() if x or fields[name].is_required()}
-        if "edges" in sizes:
-            sizes["edges"] -= 1
-        if len(set(sizes.values())) > 1:
-            raise ValueError(f"lists differ in length: {sizes}")
-        return self
 
 
 # ---------------------------------------------------------------- what was read, and how
@@ -138,7 +121,7 @@ class Place(NamedTuple):
     numbers: Numbers
 
 
-class Axis(Points):
+class Axis(Model):
     """The places along an axis: training step, position, length or another column."""
 
     title: str
@@ -148,34 +131,12 @@ class Axis(Points):
     left_out: Whole = Field(0, description="number of places omitted because there are too many")
 
 
-class Histogram(Points):
-    """Counts over bins; `edges` has one entry more than `counts`."""
-
-    title: str
-    unit: str
-    edges: list[float]
-    counts: list[Whole]
-    in_sync: list[Whole] = Field([], description="the same of tokens with lag 0; empty: no lag is known")
-
-
-TOKEN_COLUMNS = {
-    "positions": "<i8",
-    "token_ids": "<i8",
-    "log_ratios": "<f8",
-    "rollout_log_probs": "<f8",
-    "train_log_probs": "<f8",
-}
-"""Entry of a `WorstSequence` that is a list over its tokens → the type of an array of them."""
-
-
 class WorstSequence(NamedTuple):
     """A sequence with a large mismatch, with up to 256 of its tokens: the stretch that holds most of its K3.
 
-    Attributes:
-        first: unmasked tokens of the response before the first one here.
-        positions: in the response, from 0; a gap is masked tokens; empty: no tokens were kept.
-        token_ids: empty where the dump has none.
-        log_ratios: Δ, nats, to 5 digits, as are the log-probs.
+    `first` unmasked tokens of the response come before it. `positions` in the response count from 0, and a
+    gap is masked tokens; log-ratios and log-probs are in nats, to 5 digits. A list is empty where nothing is
+    known.
     """
 
     sequence_id: str
@@ -216,15 +177,11 @@ class Worst(Model):
     tokens: list[WorstToken] = []
 
 
-# ---------------------------------------------------------------- binned numbers, of which charts are drawn
+# ---------------------------------------------------------------- numbers of which charts are drawn
 
 
 class AtLength(NamedTuple):
-    """Sequence importance sampling on the first `tokens` tokens of every response that has as many.
-
-    Attributes:
-        sequences: responses with at least so many tokens.
-    """
+    """Sequence importance sampling on the first `tokens` tokens of the `sequences` that have as many."""
 
     tokens: Whole
     sequences: Whole
@@ -239,30 +196,14 @@ class Lengths(Model):
     median: Whole | None = Field(None, description="median length of a response, tokens, to 9%")
 
 
-class Series(Points):
-    """A number along an axis: one entry per point, null where it is not known there."""
-
-    unit: str = Field("", description="nats, fraction, tokens; empty: a pure number")
-    values: list[float | None]
-    low: list[float | None] = Field([], description="lower ends of the 95% intervals; empty: none are known")
-    high: list[float | None] = []
-
-    def numbers(self) -> list[Number]:
-        """Return each point as a number with its interval."""
-        none: list[float | None] = [None] * len(self.values)
-        each = zip(self.values, self.low or none, self.high or none, strict=True)
-        return [
-            Number(value=value, interval=None if low is None or high is None else (low, high))
-            for value, low, high in each
-        ]
-
-
-class BySteps(Points):
+class BySteps(Model):
     """Numbers by training step, each group of equally many adjacent steps together where there are many."""
 
     first: list[Whole] = Field(description="first step of each group, [G]", min_length=1)
     last: list[Whole] = Field(description="last step of each group; equal to `first` for groups of one step")
-    series: dict[str, Series] = Field(description="names of the main pair, drift2.k3, METHOD.tokens_rejected")
+    series: dict[str, list[Number]] = Field(
+        description="names of the main pair, drift2.k3, METHOD.tokens_rejected → a number for each group, [G]"
+    )
 
 
 class Density(Model):
@@ -272,65 +213,36 @@ class Density(Model):
     counts: list[list[Whole]] = Field(description="tokens, [N][N]: by rollout bin, then by trainer bin")
 
 
-class Corner(Model):
-    """Some tokens, and what they carry of K3."""
+class Corner(NamedTuple):
+    """Some tokens: how many, which share of all, and which share of the sum of K3, 0 to 1."""
 
     tokens: Whole
-    share: float = Field(description="of all tokens, 0 to 1")
-    k3_share: float | None = Field(description="of the sum of K3 over all tokens, 0 to 1")
-
-
-class Noise(Points):
-    """Quantiles of |Δ| by the rollout probability of the token, read off bins 1/16 wide (relative)."""
-
-    edges: list[float] = Field(description="rollout probabilities that bound the bins, from 0 to 1, [N+1]")
-    median: list[float | None] = Field(description="nats, [N]")
-    p90: list[float | None]
-    p99: list[float | None]
-    in_sync_tokens: list[Whole] = Field([], description="tokens with lag 0; empty: no lag is known")
-    in_sync_p90: list[float | None] = []
-
-
-class PositionSteps(Model):
-    """K3 by position in the response, in some training steps."""
-
-    first_step: Whole | None = Field(description="null: all steps")
-    last_step: Whole | None
-    tokens: list[Whole] = Field(description="by position, [P]")
-    k3: Series = Field(description="nats, [P]; null without tokens")
+    share: float
+    k3_share: float | None
 
 
 class Positions(Model):
-    """K3 by position in the response, before and from the step at which the mismatch grew."""
+    """K3 by position in the response, in some training steps."""
 
+    steps: tuple[Whole, Whole] | None = Field(description="first and last; null: all steps")
     labels: list[str] = Field(description="positions, such as 15–30, from 0, masked tokens counted, [P]")
-    every: PositionSteps
-    early: PositionSteps | None = Field(None, description="null: one step, or none known")
-    late: PositionSteps | None = None
+    tokens: list[Whole] = Field(description="[P]")
+    k3: list[Number] = Field(description="nats, [P]; without a value where there are no tokens")
 
 
-class TokenThresholds(Points):
-    """Rules on single tokens at many thresholds b, of the raw ratios of the main drift; [N] each."""
-
-    b: list[float]
-    ess_tokens: list[float | None] = Field(description="of min(r, b) over the tokens")
-    truncated: list[float] = Field(description="share of tokens with r ≥ b")
-    kept: list[float] = Field(description="share of tokens with 1/b ≤ r < b")
-
-
-class ParetoTail(Points):
+class ParetoTail(Model):
     """The largest importance weights, and the generalised Pareto distribution fitted to them."""
 
     weights: Whole = Field(description="n, weights in all")
     khat: Number = Field(description="interval: k̂ ± 1.96 (1 + k̂)/√M, weights taken as independent")
     limit: float = Field(description="k̂ above which means of the weights are unreliable at this n")
-    rank: list[Whole] = Field(description="1 is the largest weight; at most 60 ranks, dense at the top")
-    log_weight: list[float] = Field(description="the weight of that rank, as logged, nats")
-    log_fitted: list[float | None] = Field(description="by the fit to M weights: quantile 1 − (rank − ½)/M")
+    points: list[tuple[Whole, float, float | None]] = Field(
+        description="rank, from 1, at most 60 of them; log of that weight, nats; the same by the fit"
+    )
 
 
 class LagEvidence(Model):
-    """Evidence of policy lag about the cause; the points to draw are `by.policy_lag` and `charts.steps`."""
+    """Evidence of policy lag about the cause; the points to draw are `charts.steps`."""
 
     in_sync: Number | None = Field(None, description="K3 at lag 0, nats")
     in_sync_share: float | None = Field(None, description="K3 at lag 0 over K3 of the dump")
@@ -342,27 +254,32 @@ class LagEvidence(Model):
     growth: float | None = Field(None, description="`end` over `start`")
 
 
-class Crossing(NamedTuple):
-    """The first step from which on K3 is in a worse band, for all that follows or at least once."""
-
-    band: str
-    bound: float
-    step: Whole
-
-
 class Charts(Model):
-    """Binned numbers from which the pictures of a report are drawn; empty or null where nothing is known."""
+    """Numbers from which the pictures of a report are drawn; empty or null where nothing is known."""
 
     expected: list[Band] = Field([], description="published K3 of sound runs that record the same")
-    crossings: list[Crossing] = Field([], description="steps at which K3 first enters a worse band")
+    crossings: list[tuple[str, float, Whole]] = Field(
+        [], description="band of K3, where it begins, and the first step from which on K3 is in it or beyond"
+    )
     steps: BySteps | None = None
+    log_ratios: list[tuple[float, float, Whole, Whole]] = Field(
+        [], description="bins of Δ of the main pair: from, to, nats; tokens, and those of them with lag 0"
+    )
     less: Corner | None = Field(None, description="r below ½: less likely under the trainer")
     more: Corner | None = Field(None, description="r of at least 2: more likely under the trainer")
     density: Density | None = None
     lost: Corner | None = Field(None, description="π_rollout above 0.9, π_train below 0.5")
-    noise: Noise | None = None
-    positions: Positions | None = None
-    token_thresholds: TokenThresholds | None = None
+    noise: list[tuple[float, float, float | None, float | None, float | None, Whole, float | None]] = Field(
+        [],
+        description="bins of the rollout probability: from, to; median, 90th and 99th percentile of |Δ|, "
+        "nats, read off bins 1/16 wide; tokens with lag 0, and their 90th percentile",
+    )
+    positions: list[Positions] = Field(
+        [], description="in all steps; where K3 grew, then before that and from there on"
+    )
+    token_thresholds: list[tuple[float, float | None, float, float]] = Field(
+        [], description="b; ESS of min(r, b) over the tokens; share with r ≥ b; share with 1/b ≤ r < b"
+    )
     tails: dict[str, ParetoTail] = Field({}, description="tokens, sequences; total. before without π_old")
     token_texts: dict[str, str] = Field({}, description="token id → text, white space visible; --tokenizer")
     lag: LagEvidence | None = None
@@ -701,7 +618,6 @@ class Result(Model):
     subjects: dict[str, Numbers] = Field({}, alias="numbers", description="subject → name → number")
     axes: dict[str, Axis] = {}
     presets: dict[str, PresetFacts] = {}
-    histograms: dict[str, Histogram] = {}
     worst: Worst = Worst()
     lengths: Lengths | None = None
     diagnosis: Diagnosis | None = None
@@ -897,8 +813,7 @@ def at_steps(summary: Result) -> list[Place]:
 def curve(summary: Result, name: str) -> list[Point]:
     """Return a number of the main pair of policies by training step."""
     if steps := summary.charts.steps:
-        series = steps.series.get(name, Series(values=[]))
-        numbers = [*zip(map(str, steps.last), series.numbers(), strict=False)]
+        numbers = [*zip(map(str, steps.last), steps.series.get(name, []), strict=False)]
     else:  # places have numbers of the main pair without its prefix
         prefix, none = summary.prefix, Number()
         each = at_steps(summary)

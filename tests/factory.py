@@ -28,7 +28,6 @@ from offpol_diag.result import (
     Drops,
     DumpFacts,
     GateVerdict,
-    Histogram,
     LostSequence,
     Place,
     PresetFacts,
@@ -266,12 +265,6 @@ def by() -> dict[str, Location]:
     return {axis: Location(*row) for axis, *row in rows}
 
 
-def histograms() -> dict[str, Histogram]:
-    edges = [round(-3 + 0.1 * i, 1) for i in range(61)]
-    counts = [math.floor(2e6 * math.exp(-12 * abs(-2.95 + 0.1 * i) ** 0.6)) for i in range(60)]
-    return {"log_ratio": Histogram(title="Log-ratio Δ of drift 1", unit="nats", edges=edges, counts=counts)}
-
-
 def worst() -> Worst:
     sequences, tokens = [], []
     for i in range(8):
@@ -367,7 +360,6 @@ def make_summary(**changes: Any) -> Result:
         "metrics": metrics(),
         "presets": presets(),
         "by": by(),
-        "histograms": histograms(),
         "worst": worst(),
         "diagnosis": diagnosis(),
         "recommendation": recommendation(),

@@ -183,7 +183,7 @@ def test_every_command_has_its_verdict_which_is_the_heading_of_the_page(results,
 
 
 def test_a_summary_with_the_bare_minimum_still_makes_a_report():
-    bare = {"metrics": {}, "presets": {}, "by": {}, "histograms": {}, "worst": Worst(), "gates": []}
+    bare = {"metrics": {}, "presets": {}, "by": {}, "worst": Worst(), "gates": []}
     summary = make_summary(**bare, diagnosis=None, recommendation=None)
     for draw in (html, markdown, terminal):
         assert "no pair of policies" in draw(summary)

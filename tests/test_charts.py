@@ -86,40 +86,40 @@ def test_shares_of_tokens_and_k3_off_by_a_factor_of_2_and_likely_for_one_side_al
 
 
 def test_quantiles_of_the_size_by_probability_are_exact_to_a_bin(found):
-    noise = found.noise
     by_bin = defaultdict(list)
     for one in TOKENS:
         by_bin[bisect_left(histograms.NOISE_LOGS, one["q"])].append(one)
-    for at in range(len(histograms.NOISE_EDGES) + 1):
+    assert len(found.noise) == len(histograms.NOISE_EDGES) + 1
+    for at, (_, _, median, p90, p99, synced_tokens, synced_p90) in enumerate(found.noise):
         synced = [x for x in by_bin[at] if x["lag"] == 0]
-        assert noise.in_sync_tokens[at] == len(synced)
-        for values, q, few in (
-            (noise.median, 0.5, by_bin[at]),
-            (noise.p90, 0.9, by_bin[at]),
-            (noise.p99, 0.99, by_bin[at]),
-            (noise.in_sync_p90, 0.9, synced),
+        assert synced_tokens == len(synced)
+        for value, q, few in (
+            (median, 0.5, by_bin[at]),
+            (p90, 0.9, by_bin[at]),
+            (p99, 0.99, by_bin[at]),
+            (synced_p90, 0.9, synced),
         ):
             sizes = sorted(abs(x["d"]) for x in few)
             want = sizes[max(math.ceil(q * len(sizes)) - 1, 0)] if sizes else None
-            assert values[at] == (None if want is None else pytest.approx(want, rel=1 / 15, abs=1e-7))
+            assert value == (None if want is None else pytest.approx(want, rel=1 / 15, abs=1e-7))
 
 
 def test_the_bars_of_the_histogram_hold_every_token_and_those_in_sync(result):
-    histogram = result.histograms["log_ratio"]
+    low, high, many, many_synced = zip(*result.charts.log_ratios, strict=True)
     every, synced = ([x["d"] for x in TOKENS if x["lag"] <= most] for most in (2, 0))
     # bins touch at lattice edges, and a value on an edge is counted away from 0
-    cuts = histogram.edges[1:-1]
-    for counts, values in ((histogram.in_sync, synced), (histogram.counts, every)):
+    cuts = high[:-1]
+    for counts, values in ((many_synced, synced), (many, every)):
         want = Counter(bisect_right(cuts, x) if x > 0 else bisect_left(cuts, x) for x in values)
-        assert counts == [want[at] for at in range(len(counts))]
-    assert sum(histogram.counts) == len(every)
-    assert (histogram.edges[0], histogram.edges[-1]) == (min(every), max(every))
-    assert (np.diff(histogram.edges) > 0).all()
+        assert list(counts) == [want[at] for at in range(len(counts))]
+    assert sum(many) == len(every)
+    assert (low[0], high[-1], low[1:]) == (min(every), max(every), high[:-1])
+    assert (np.diff(low) > 0).all()
 
 
 def test_token_thresholds(found):
-    curve, n = found.token_thresholds, len(TOKENS)
-    for b, ess, truncated, kept in zip(curve.b, curve.ess_tokens, curve.truncated, curve.kept, strict=True):
+    n = len(TOKENS)
+    for b, ess, truncated, kept in found.token_thresholds:
         w = [min(math.exp(one["d"]), b) for one in TOKENS]
         assert ess == pytest.approx(mean(w) ** 2 / mean([x * x for x in w]), **CLOSE)
         assert truncated == sum(one["d"] >= math.log(b) for one in TOKENS) / n
@@ -145,21 +145,20 @@ def test_by_step(result):
         assert {"k3", "drift2.k3", "total.k3", "reward", "seq_mis.tokens_rejected"} < steps.series.keys()
         for name, series in steps.series.items():
             if name in want:  # the others are presets' rejections
-                assert series.values[at] == pytest.approx(want[name], rel=1e-9), name
-            assert series.low[at] is None or series.low[at] <= series.values[at]
+                assert series[at].value == pytest.approx(want[name], rel=1e-9), name
+            assert series[at].interval is None or series[at].interval[0] <= series[at].value
 
 
 def test_positions_before_and_after_the_split(found):
-    positions = found.positions
-    for some in (positions.every, positions.early, positions.late):
-        first = 0 if some.first_step is None else some.first_step
-        last = 3 if some.last_step is None else some.last_step
-        for at in range(len(positions.labels)):
+    assert [some.steps for some in found.positions] == [None, (0, 1), (2, 3)]
+    for some in found.positions:
+        first, last = some.steps or (0, 3)
+        for at in range(len(some.labels)):
             inside = [x for x in TOKENS if first <= x["step"] <= last]
             few = [x["k3"] for x in inside if int(math.log2(x["at"] + 1)) == at]
             assert some.tokens[at] == len(few)
-            assert some.k3.values[at] == (pytest.approx(mean(few), **CLOSE) if few else None)
-    assert positions.late.k3.low
+            assert some.k3[at].value == (pytest.approx(mean(few), **CLOSE) if few else None)
+    assert any(one.interval for one in some.k3)
 
 
 def test_evidence_by_lag(found):
@@ -185,8 +184,8 @@ def test_crossings_are_the_first_steps_in_a_worse_band(tmp_path):
     levels = {"elevated": 1e-3, "high": 0.015, "severe": 0.1}
     each = [math.cosh(0.01 * 4**step) - 1 for step in range(6)]
     want = [(name, next(step for step in range(6) if each[step] >= bound)) for name, bound in levels.items()]
-    assert [(one.band, one.step) for one in found.crossings] == want
-    assert found.positions.late.first_step == want[-1][1]
+    assert [(band, step) for band, _, step in found.crossings] == want
+    assert found.positions[-1].steps[0] == want[-1][1]
 
 
 # ---------------------------------------------------------------- tails
@@ -196,12 +195,13 @@ def test_tail_points_are_the_largest_weights_and_the_fit_runs_through_them(found
     one = found.tails["tokens"]
     logs = sorted((x["d"] for x in TOKENS), reverse=True)
     assert one.weights == len(logs)
-    assert one.log_weight == [logs[rank - 1] for rank in one.rank]
+    ranks, weights, fits = zip(*one.points, strict=True)
+    assert list(weights) == [logs[rank - 1] for rank in ranks]
     assert one.khat.value == result.whole["khat_tokens"].value
-    assert one.rank[0] == 1
-    assert len(one.rank) <= 60
+    assert ranks[0] == 1
+    assert len(ranks) <= 60
     fitted = tails.fit(np.array(logs), len(logs))
-    for rank, log in zip(one.rank, one.log_fitted, strict=True):
+    for rank, log in zip(ranks, fits, strict=True):
         p = 1 - (rank - 0.5) / len(fitted.logs)
         quantile = ((1 - p) ** -one.khat.value - 1) / one.khat.value
         want = math.exp(fitted.above) + math.exp(logs[0]) * fitted.scale * quantile
@@ -238,5 +238,5 @@ def test_a_dump_without_optional_columns_has_the_other_charts(tmp_path):
     found = analyze([oracles.write(rows, tmp_path / "a.parquet")], presets=()).charts
 
     assert found.steps is found.lag is None
-    assert found.positions.early is None
+    assert len(found.positions) == 1
     assert found.tails

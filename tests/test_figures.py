@@ -116,28 +116,24 @@ def test_the_other_charts_hold_the_numbers_of_the_result():
     for one, end in zip(whole, ends, strict=True):
         assert one.value - end["arrayminus"][0] == pytest.approx(one.interval[0], rel=1e-12)
         assert one.value + end["array"][0] == pytest.approx(one.interval[1], rel=1e-12)
-    assert traces["histogram"][0]["y"] == summary.histograms["log_ratio"].counts
-    noise, counts = charts.noise, charts.density.counts
-    assert [one["y"] for one in traces["noise"][:3]] == [noise.p99, noise.p90, noise.median]
+    assert traces["histogram"][0]["y"] == [many for *_, many, _ in charts.log_ratios]
+    (_, _, median, p90, p99, *_), counts = zip(*charts.noise, strict=True), charts.density.counts
+    assert [tuple(one["y"]) for one in traces["noise"][:3]] == [p99, p90, median]
     cells = [0 if z is None else round(10**z) for row in traces["density"][0]["z"] for z in row]
     assert cells == [row[i] for i in range(len(counts)) for row in counts]
     tails = [charts.tails[over] for over in ("tokens", "sequences")]
-    fits = [line for one in tails for line in (one.log_weight, one.log_fitted)]
-    assert [one["y"] for one in traces["tail"]] == fits
+    fits = [line for one in tails for line in [*zip(*one.points, strict=True)][1:]]
+    assert [tuple(one["y"]) for one in traces["tail"]] == fits
     assert traces["length"][0]["y"] == [one.ess_sequences.value for one in summary.lengths.curve]
-    of_token = charts.token_thresholds
-    assert [one["y"] for one in traces["thresholds"]] == [
-        of_token.ess_tokens,
-        of_token.kept,
-        of_token.truncated,
-    ]
+    _, ess, truncated, kept = zip(*charts.token_thresholds, strict=True)
+    assert [tuple(one["y"]) for one in traces["thresholds"]] == [ess, kept, truncated]
     early, late, turns = traces["position"]
     assert (early["name"], late["name"]) == ("steps 0–3", "steps 4–8")
-    assert late["y"] == charts.positions.late.k3.values[: len(late["y"])]
+    assert late["y"] == [one.value for one in charts.positions[-1].k3][: len(late["y"])]
     assert turns["y"] == [one.numbers["k3"].value for one in summary.at("turn")]
-    lags = zip(traces["by_lag"][0]["x"], charts.steps.series["policy_lag"].values, strict=True)
-    assert all(abs(x - lag) <= 0.15 for x, lag in lags)
-    assert traces["by_lag"][0]["y"] == charts.steps.series["k3"].values
+    lags = zip(traces["by_lag"][0]["x"], charts.steps.series["policy_lag"], strict=True)
+    assert all(abs(x - lag.value) <= 0.15 for x, lag in lags)
+    assert traces["by_lag"][0]["y"] == [one.value for one in charts.steps.series["k3"]]
 
 
 def test_a_comparison_has_the_curves_of_both_runs_in_one_chart():
@@ -306,7 +302,7 @@ def test_an_unknown_figure_is_named_with_what_there_is(name, hint):
 
 
 def test_a_result_without_charts_has_no_figures():
-    empty = make_summary(by={}, histograms={}, charts={}, gates=[])
+    empty = make_summary(by={}, charts={}, gates=[])
     assert empty.figures == {}
     with pytest.raises(UsageError, match='no figure "by_step"') as refused:
         empty.figure("by_step")

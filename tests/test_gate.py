@@ -593,7 +593,7 @@ def test_options_and_a_file_end_in_an_exit_code(folder, text, line, code):
         ("[max]\nk3 = nan", FILE, "ci/gates.toml: max.k3: "),
         ("fail_on = 'fire'", FILE, "'bug' or 'cannot_tell'"),
         ("", "--fail-on fire", "'fire' is not one of"),
-        ("", "--max k3", "--max.: "),
+        ("", "--max k3", "--max: "),
         ("", "--max k3=x", "--max.k3: "),
         ("", AGAINST + "--tolerance much", "invalid value for '--tolerance'"),
         ("", AGAINST + "--tolerance -1", "--tolerance: "),

@@ -11,7 +11,6 @@ from offpol_diag.number import Number
 from offpol_diag.report.page import _environment, _unbroken, packed
 from offpol_diag.report.page import page as render_html
 from offpol_diag.result import BySteps, Charts, loads
-from offpol_diag.result import Series as Series_
 from offpol_diag.table import Table
 
 VOID = {"meta", "link", "br", "wbr", "hr", "img", "input", "path", "circle", "polyline"}
@@ -119,7 +118,7 @@ def render_table(table):
 
 
 def test_tiles_of_a_dump_without_an_old_policy_have_their_curves_too():
-    series = {"k3": Series_(values=[0.001, 0.01], low=[], high=[])}
+    series = {"k3": [Number(value=0.001), Number(value=0.01)]}
     steps = BySteps(first=[0, 1], last=[0, 1], series=series)
     total = {f"total.{name}": value for name, value in metrics().items() if "." not in name}
     page = render_html(make_summary(metrics=total, charts=Charts(steps=steps)))
@@ -156,7 +155,7 @@ def test_a_chi2_below_0_has_no_band_and_says_what_it_is(value, half, said):
 
 
 def test_the_ends_of_a_curve_have_the_digits_that_their_intervals_support():
-    series = {"chi2_token": Series_(values=[9806.3, 15882.0], low=[4100.0, 8100.0], high=[15500.0, 23700.0])}
+    series = {"chi2_token": [Number(9806.3, (4100.0, 15500.0)), Number(15882.0, (8100.0, 23700.0))]}
     steps = BySteps(first=[0, 1], last=[0, 1], series=series)
     page = render_html(make_summary(charts=Charts(steps=steps)))
     assert "9,800 to 16,000" in tiles_of(page)["chi2_token"]

@@ -59,8 +59,7 @@ def numbers(summary: Result) -> Iterator[tuple[str, float | None]]:
             yield f"{subject}: log10 {name}", number.log10
     for axis, one in summary.axes.items():
         yield from ((f"dump@{axis}/{at}: tokens", n) for at, n in zip(one.places, one.tokens, strict=True))
-    for name, histogram in summary.histograms.items():
-        yield from ((f"{name} bin {i}", count) for i, count in enumerate(histogram.counts))
+    yield from ((f"bin {low:.9g}", count) for low, _, count, _ in summary.charts.log_ratios)
 
 
 def different(one: Result, two: Result, but: str = "$^") -> dict[str, tuple[Any, Any]]:

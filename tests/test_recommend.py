@@ -29,7 +29,6 @@ from offpol_diag.result import (
     Decision,
     Diagnosis,
     LagEvidence,
-    Series,
     loads,
 )
 from offpol_diag.trainers import TRAINERS
@@ -80,7 +79,7 @@ def given(diagnosis=FINE, prefix="", note=None, facts=None, steps=(), presets=No
     facts = dump_facts(**{"columns": GROUPED, **(facts or {})})
     charts = Charts()
     if steps:
-        at, series = [*range(len(steps))], {"k3": Series(values=[*steps])}
+        at, series = [*range(len(steps))], {"k3": [Number(value=one) for one in steps]}
         charts = Charts(steps=BySteps(first=at, last=at, series=series))
     more = {"by": {}, "gates": [], "presets": presets or {}, "charts": charts}
     return make_summary(dump=facts, metrics=metrics, diagnosis=diagnosis, **more)
@@ -405,7 +404,7 @@ def test_a_value_that_no_honest_run_has_leaves_a_recommendation(tmp_path, column
 def in_steps(lag, *k3):
     """Make a summary of steps 0, 1, … of one lag, with these K3."""
     at = [*range(len(k3))]
-    series = {"k3": Series(values=[*k3]), "policy_lag": Series(values=[lag] * len(k3))}
+    series = {"k3": [Number(value=one) for one in k3], "policy_lag": [Number(value=lag)] * len(k3)}
     steps = BySteps(first=at, last=at, series=series)
     lag_0 = LagEvidence(in_sync=Number(value=0.27), in_sync_share=1.0)
     return make_summary(charts=Charts(steps=steps, lag=lag_0), gates=[])

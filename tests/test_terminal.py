@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -26,7 +27,6 @@ from offpol_diag.report.terminal import tables as draw
 from offpol_diag.report.terminal import terminal as draw_answer
 from offpol_diag.report.words import grows
 from offpol_diag.result import CandidateCause, Diagnosis, Point, load
-from offpol_diag.result import Series as Curve
 from offpol_diag.table import Table
 from tests.factory import dump_facts, make_summary
 
@@ -192,31 +192,34 @@ def test_growth_is_no_collapse_while_the_reward_rises_and_is_told_by_steps_that_
 
     def grown(**series):
         changed = {
-            name: x if isinstance(x, Curve) else steps.series[name].model_copy(update={"values": x})
-            for name, x in series.items()
+            name: [
+                x if isinstance(x, Number) else replace(one, value=x)
+                for one, x in zip(steps.series[name], given, strict=True)
+            ]
+            for name, given in series.items()
         }
         found = steps.model_copy(update={"series": steps.series | changed})
         return grows(
             summary.model_copy(update={"charts": summary.charts.model_copy(update={"steps": found})})
         )
 
-    k3 = steps.series["k3"].values
+    k3 = [one.value for one in steps.series["k3"]]
     assert grown() == (
         "It collapses: K3 rises from 0.00072 (step 0) to 0.73 (step 8), while the mean reward falls from "
         "0.55 (first third) to 0.10 (last third)."
     )
-    zero = steps.series["reward"].model_copy(update={"values": [2 / 64] * 3 + [0.0] * 6})
-    zero = zero.model_copy(update={"low": [0.0] * 9, "high": [0.08] * 3 + [0.0] * 6})
+    zero = [Number(2 / 64, (0.0, 0.08))] * 3 + [Number(0.0, (0.0, 0.0))] * 6
     assert grown(reward=zero).startswith("It grows: "), "2 of 64 right answers and then none is within chance"
     assert grown(reward=[0.1] * 8 + [0.9]) == "It grows: K3 rises from 0.00072 (step 0) to 0.73 (step 8)."
     assert grown(reward=[-1.0] * 8 + [-0.6]) == grown(reward=[0.1] * 9)
     assert grown(k3=[*k3[:-1], 1e-4], reward=[0.1] * 9).endswith("0.0084 (first third) to 0.34 (last third).")
 
 
-def with_steps(summary, **series):
+def with_steps(summary, values, low):
     """Return a summary with other values of K3 by step and their lower ends."""
     steps = summary.charts.steps
-    k3 = steps.series["k3"].model_copy(update=series)
+    ends = [(end, 1.0) for end in low] or [None] * len(values)
+    k3 = [Number(value, interval) for value, interval in zip(values, ends, strict=True)]
     found = steps.model_copy(update={"series": steps.series | {"k3": k3}})
     return summary.model_copy(update={"charts": summary.charts.model_copy(update={"steps": found})})
 
@@ -239,7 +242,7 @@ GREW = [0.001, 0.001, 0.001, 0.02, 0.01, 0.02, 0.03, 0.5, 0.6]
 def test_a_run_whose_k3_grows_is_resumed_before_the_step_that_stays_above_the_gate(
     results, values, low, step, perhaps
 ):
-    found = with_steps(results["collapse"], values=values, low=low, high=[1.0] * len(low))
+    found = with_steps(results["collapse"], values, low)
     todo = fact(found, "What to do")
     said = todo.sentence
 

@@ -89,7 +89,7 @@ class Group(NamedTuple):
 
 def charts_of(out: Readout, result: Result) -> shown.Charts:
     """Read out every chart; `result` has the numbers of the dump and its places."""
-    counts, groups = out.state.counts, _groups(out)
+    counts, prefix, groups = out.state.counts, out.study.main.prefix, _groups(out)
     steps = _steps(out, groups) if groups else None
     crossings = list(_crossings(steps)) if steps else []
     tokens, _, _, k3 = counts["between"]
@@ -97,6 +97,9 @@ def charts_of(out: Readout, result: Result) -> shown.Charts:
     return shown.Charts(
         crossings=crossings,
         steps=steps,
+        log_ratios=histograms.log_ratios(
+            counts[f"{prefix}bins.d"], out.state.ranges[f"{prefix}d"], counts["in_sync"]
+        ),
         less=_corner(out, tokens[:under].sum(), k3[:under].sum()),
         more=_corner(out, tokens[over:].sum(), k3[over:].sum()),
         density=histograms.density(counts["density"]),
@@ -115,12 +118,9 @@ def _corner(out: Readout, tokens: float, k3: float) -> shown.Corner:
     return shown.Corner(tokens=round(tokens), share=tokens / many, k3_share=share(k3, whole))
 
 
-def _series(numbers: Sequence[Number]) -> shown.Series:
-    """Gather numbers along an axis; without intervals where none has one."""
-    low, high = ([one.interval and one.interval[end] for one in numbers] for end in (0, 1))
-    known, values = any(one.interval for one in numbers), [one.value for one in numbers]
-    ends = {"low": low, "high": high} if known else {}
-    return shown.Series(unit=numbers[0].unit, values=values, **ends)
+def _series(numbers: Sequence[Number]) -> list[Number]:
+    """Return numbers along an axis without their notes: values, intervals and units."""
+    return [Number(one.value, one.interval, one.unit) for one in numbers]
 
 
 # ---------------------------------------------------------------- by step
@@ -170,49 +170,49 @@ def _steps(out: Readout, groups: Sequence[Group]) -> shown.BySteps:
     )
 
 
-def _crossings(steps: shown.BySteps) -> Iterator[shown.Crossing]:
+def _crossings(steps: shown.BySteps) -> Iterator[tuple[str, float, int]]:
     """Yield the first step at which K3 is in a band worse than at all steps before, band by band."""
     worst, rows = -1, metrics.BANDS["k3"]
-    for first, value in zip(steps.first, steps.series["k3"].values, strict=True):
-        row = metrics.band("k3", Number(value=value))
+    for first, number in zip(steps.first, steps.series["k3"], strict=True):
+        row = metrics.band("k3", number)
         at = worst if row is None else rows.index(row)
         for worse in rows[worst + 1 : at + 1] if worst >= 0 else ():
             bound = metrics.start(worse)
             assert bound is not None  # only the best band begins nowhere
-            yield shown.Crossing(band=worse.name, bound=bound, step=first)
+            yield worse.name, bound, first
         worst = max(at, worst)
 
 
 def _positions(
-    out: Readout, result: Result, groups: Sequence[Group], crossings: Sequence[shown.Crossing]
-) -> shown.Positions | None:
+    out: Readout, result: Result, groups: Sequence[Group], crossings: Sequence[tuple[str, float, int]]
+) -> list[shown.Positions]:
     """Read out K3 by position: of all steps, and before and after the mismatch grew."""
     (axis,) = (by for by in OF_TOKENS if by.name == POSITION)
     places = {place.key: place for place in result.at(axis.name)}
     if not places:
-        return None
-    labels = axis.labels[: 1 + max(axis.labels.index(key) for key in places)]
+        return []
+    labels = [*axis.labels[: 1 + max(axis.labels.index(key) for key in places)]]
     k3 = [places[key].numbers["k3"] if key in places else Number(unit="nats") for key in labels]
     tokens = [places[key].tokens if key in places else 0 for key in labels]
-    every = shown.PositionSteps(first_step=None, last_step=None, tokens=tokens, k3=_series(k3))
+    every = shown.Positions(steps=None, labels=labels, tokens=tokens, k3=_series(k3))
     if len(groups) < 2:
-        return shown.Positions(labels=list(labels), every=every)
-    at = (len(groups) + 1) // 2
-    if crossings and crossings[-1].step > groups[0].first:
-        at = [group.first for group in groups].index(crossings[-1].step)
+        return [every]
+    at, firsts = (len(groups) + 1) // 2, [group.first for group in groups]
+    if crossings and crossings[-1][2] > firsts[0]:
+        at = firsts.index(crossings[-1][2])
 
-    def of(some: Sequence[Group]) -> shown.PositionSteps:
+    def of(some: Sequence[Group]) -> shown.Positions:
         sums = reduce(Table.merge, (group.sums for group in some))
         reader, row = _reader(out, sums), _ROWS["k3"]
         rows = [replace(row, of=mean(f"k3@{place}", f"tokens@{place}")) for place in range(len(labels))]
-        return shown.PositionSteps(
-            first_step=some[0].first,
-            last_step=some[-1].last,
+        return shown.Positions(
+            steps=(some[0].first, some[-1].last),
+            labels=labels,
             tokens=[round(reader.sum(f"tokens@{place}")) for place in range(len(labels))],
             k3=_series(reader.all([(row, "") for row in rows])),
         )
 
-    return shown.Positions(labels=list(labels), every=every, early=of(groups[:at]), late=of(groups[at:]))
+    return [every, of(groups[:at]), of(groups[at:])]
 
 
 # ---------------------------------------------------------------- tails, lengths
@@ -240,9 +240,10 @@ def _tails(out: Readout) -> dict[str, shown.ParetoTail]:
             weights=n,
             khat=Number(value=k, interval=(k - half, k + half)),
             limit=tails.limit(n),
-            rank=ranks,
-            log_weight=[float(top[rank - 1]) for rank in ranks],
-            log_fitted=[x if math.isfinite(x) else None for x in logs.tolist()],
+            points=[
+                (rank, float(top[rank - 1]), x if math.isfinite(x) else None)
+                for rank, x in zip(ranks, logs.tolist(), strict=True)
+            ],
         )
     return found
 
@@ -274,7 +275,7 @@ def _lag_evidence(
             by_lag.setdefault(int(lag / many), []).append(at)
     if steps is None or not by_lag:
         return found
-    k3, level = steps.series["k3"].numbers(), found.in_sync.value if found.in_sync else None
+    k3, level = steps.series["k3"], found.in_sync.value if found.in_sync else None
     firsts = {lag: k3[at[0]].value for lag, at in sorted(by_lag.items()) if lag}
     ratios = {str(lag): share(x, level) for lag, x in firsts.items() if level and x is not None}
     found.ratio_by_lag = {lag: ratio for lag, ratio in ratios.items() if ratio is not None}

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from offpol_diag import result as shown
 from offpol_diag.core.gap import Terms
 from offpol_diag.core.places import LAG
 from offpol_diag.core.state import Array, State
 from offpol_diag.number import finite
-from offpol_diag.result import Histogram
+from offpol_diag.result import Density
 
 # ---------------------------------------------------------------- the lattice
 
@@ -178,7 +178,9 @@ GROWTH = 1.25
 """Factor by which each bin beyond the equal ones is wider than the one before it."""
 
 
-def histogram(counts: Array, ends: tuple[float, float], title: str, synced: Array | None) -> Histogram:
+def log_ratios(
+    counts: Array, ends: tuple[float, float], synced: Array
+) -> list[tuple[float, float, int, int]]:
     """Count Δ in whole tokens, in bins that reach from the smallest Δ to the largest, `ends`.
 
     Bins are about equally wide within the 0.01% and 99.99% quantiles, and grow by a quarter each beyond;
@@ -186,7 +188,7 @@ def histogram(counts: Array, ends: tuple[float, float], title: str, synced: Arra
     counts of lag 0.
     """
     if not counts.any():
-        return Histogram(title=title, unit="nats", edges=[0.0], counts=[])
+        return []
     low, high = map(finite, ends)
     reach = max(abs(of_lattice(counts, q)) for q in (1e-4, 1 - 1e-4)) or 1e-6
     outer = [reach]
@@ -202,42 +204,33 @@ def histogram(counts: Array, ends: tuple[float, float], title: str, synced: Arra
         below = np.concatenate(([0.0], np.cumsum(x)))
         return [round(count) for count in np.diff(below[[0, *inner, SIZE]]).tolist()]
 
-    return Histogram(
-        title=title,
-        unit="nats",
-        edges=[ends[0], *fine[inner].tolist(), ends[1]],
-        counts=between(counts),
-        in_sync=[] if synced is None else between(synced),
-    )
+    bins = pairwise([ends[0], *fine[inner].tolist(), ends[1]])
+    return [(*one, *many) for one, *many in zip(bins, between(counts), between(synced), strict=True)]
 
 
-def density(counts: Array) -> shown.Density:
+def density(counts: Array) -> Density:
     """Read how many tokens have which probability under both policies."""
     both = counts.astype(np.int64).reshape(BINS, BINS).tolist()
-    return shown.Density(edges=[0.0, *map(math.exp, DENSITY_LOGS), 1.0], counts=both)
+    return Density(edges=[0.0, *map(math.exp, DENSITY_LOGS), 1.0], counts=both)
 
 
-def noise(counts: Array) -> shown.Noise:
-    """Read quantiles of |Δ| by rollout probability."""
+def noise(counts: Array) -> list[tuple[Any, ...]]:
+    """Read quantiles of |Δ| by rollout probability: rows of `Charts.noise`."""
     out, synced = counts.reshape(2, -1, SIZES)
     inner = 2.0 ** np.arange(*OCTAVES)[:, None] * (1 + np.arange(PER_OCTAVE) / PER_OCTAVE)
     ends = np.array([0.0, *inner.flatten(), 2.0 ** OCTAVES[1], math.inf])
 
-    def quantiles(rows: Array, q: float) -> list[float | None]:
+    def quantiles(rows: Array, q: float) -> list[Any]:
         return [quantile(row, ends[:-1], ends[1:], q) for row in rows]
 
-    return shown.Noise(
-        edges=[0.0, *map(math.exp, NOISE_LOGS), 1.0],
-        median=quantiles(out + synced, 0.5),
-        p90=quantiles(out + synced, 0.9),
-        p99=quantiles(out + synced, 0.99),
-        in_sync_tokens=[round(n) for n in synced.sum(1).tolist()] if synced.any() else [],
-        in_sync_p90=quantiles(synced, 0.9) if synced.any() else [],
-    )
+    bins = pairwise([0.0, *map(math.exp, NOISE_LOGS), 1.0])
+    columns = [quantiles(out + synced, q) for q in (0.5, 0.9, 0.99)]
+    columns += [[round(n) for n in synced.sum(1).tolist()], quantiles(synced, 0.9)]
+    return [(*one, *rest) for one, *rest in zip(bins, *columns, strict=True)]
 
 
-def token_thresholds(between: Array) -> shown.TokenThresholds:
-    """Read what each threshold b truncates and keeps, and ESS of min(r, b), of sums between `EDGES`."""
+def token_thresholds(between: Array) -> list[tuple[float, float | None, float, float]]:
+    """Read off sums between `EDGES` each threshold b, ESS of min(r, b), and what b truncates and keeps."""
     tokens, r1, r11, _ = between
     b, many, n = np.array(THRESHOLDS), len(THRESHOLDS), tokens.sum()
     below = np.cumsum(np.stack((tokens, tokens + r1, tokens + 2 * r1 + r11)), axis=1)
@@ -246,9 +239,7 @@ def token_thresholds(between: Array) -> shown.TokenThresholds:
     w, ww = of_b[1] + above * b, of_b[2] + above * b * b
     ess = [share(x, n * xx) for x, xx in zip((w * w).tolist(), ww.tolist(), strict=True)]
     kept = ((of_b[0] - of_1_over_b) / n).tolist()
-    return shown.TokenThresholds(
-        b=list(THRESHOLDS), ess_tokens=ess, truncated=(above / n).tolist(), kept=kept
-    )
+    return [*zip(THRESHOLDS, ess, (above / n).tolist(), kept, strict=True)]
 
 
 def share(part: float, whole: float) -> float | None:

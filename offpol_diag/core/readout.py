@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from offpol_diag.core import breakdowns, charts, gap, histograms, kept_rows, preset_numbers, tails
+from offpol_diag.core import breakdowns, charts, gap, kept_rows, preset_numbers, tails
 from offpol_diag.core.formulas import LARGEST
 from offpol_diag.core.gap import DRIFTS, Drift
 from offpol_diag.core.intervals import known, missing
@@ -36,9 +36,6 @@ def summary(out: Readout, presets: Sequence[Preset], facts: DumpFacts, run: Run)
         facts: what was read.
         run: how it was computed.
     """
-    counts, main = out.state.counts, out.study.main
-    name, synced = f"{main.prefix}log_ratio", counts["in_sync"] if counts["in_sync"].any() else None
-    bins, ends = counts[f"{main.prefix}bins.d"], out.state.ranges[f"{main.prefix}d"]
     axes, at_places = breakdowns.places(out)
     of_presets = {f"preset/{preset.name}": of_preset(out, preset) for preset in presets}
     numbers = {"dump": of_dump(out)} | {of: some for of, some in of_presets.items() if some} | at_places
@@ -46,7 +43,6 @@ def summary(out: Readout, presets: Sequence[Preset], facts: DumpFacts, run: Run)
         dump=facts,
         subjects=numbers,
         axes=axes,
-        histograms={name: histograms.histogram(bins, ends, f"log-ratio, {main.title}", synced)},
         lengths=charts.lengths(out),
         presets={preset.name: _described(out, preset) for preset in presets},
         worst=kept_rows.worst(out.state),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from itertools import pairwise
 
 from offpol_diag.metrics import PAIRS
 from offpol_diag.number import Number
@@ -27,14 +26,13 @@ from offpol_diag.report.plot import (
     k3_panel,
     level,
     logit,
-    of_series,
     placed,
     plain,
     steps_axis,
     tint,
     upright,
 )
-from offpol_diag.result import PositionSteps, Result, in_sync
+from offpol_diag.result import Positions, Result, in_sync
 
 FEW = 30
 """Tokens below which a mean is not drawn."""
@@ -60,13 +58,13 @@ def by_step(result: Result) -> Chart | None:
     drift = _main(steps.series, "k3") if steps else ""
     if steps is None or len(steps.first) < 2 or f"{drift}k3" not in steps.series:
         return None
-    series = {name: of_series(one) for name, one in steps.series.items()}
+    series = steps.series
     k3, reward = series[f"{drift}k3"], series.get("reward", [])
     values, rewards = ([one.value for one in some if one.value is not None] for some in (k3, reward))
     if not values:
         return None
-    worst = next(iter(result.charts.crossings[::-1]), None)
-    x, axis, marks = steps.first, steps_axis(steps.first), [upright(worst.step)] if worst else []
+    _, bound, at = next(iter(result.charts.crossings[::-1]), ("", 0.0, None))
+    x, axis, marks = steps.first, steps_axis(steps.first), [] if at is None else [upright(at)]
     panels = [k3_panel("training step", [(x, k3, "", BLUE)], marks, axis)]
     if ess := series.get(f"{drift}ess_tokens"):
         traces = curve((x, ess, "", TEAL))
@@ -76,8 +74,8 @@ def by_step(result: Result) -> Chart | None:
     of = f"K3 of {PAIRS[drift]}" if drift else "K3"
     low, high = rounded(min(values)), rounded(max(values))
     title = f"{of} lies between {low} and {high} over {len(values)} steps"
-    if worst:
-        title = f"{of} passes {say_value(worst.bound)} at step {worst.step}"
+    if at is not None:
+        title = f"{of} passes {say_value(bound)} at step {at}"
         if rewards and rewards[-1] < max(rewards) - 0.2 * abs(max(rewards)):
             peak = x[[one.value for one in reward].index(max(rewards))]
             fell = f"the mean reward falls from {rounded(max(rewards))} to {rounded(rewards[-1])}"
@@ -92,8 +90,8 @@ def by_lag(result: Result) -> Chart | None:
     steps, lag = result.charts.steps, result.charts.lag
     if steps is None or not {"policy_lag", "k3"} <= steps.series.keys():
         return None
-    rows = zip(steps.series["policy_lag"].values, of_series(steps.series["k3"]), steps.first, strict=True)
-    known = [(at, k3, step) for at, k3, step in rows if at is not None and k3.value]
+    rows = zip(steps.series["policy_lag"], steps.series["k3"], steps.first, strict=True)
+    known = [(lag.value, k3, step) for lag, k3, step in rows if lag.value is not None and k3.value]
     if len({at for at, _, _ in known}) < 2:
         return None
     x = [at + 0.3 * (place / len(known) - 0.5) for place, (at, _, _) in enumerate(known)]
@@ -132,23 +130,22 @@ def drifts(result: Result) -> Chart | None:
 
 def histogram(result: Result) -> Chart | None:
     """The log-ratios of all tokens, and of those at lag 0."""
-    drift = _main(result.histograms, "log_ratio")
-    found = result.histograms.get(f"{drift}log_ratio")
-    if found is None or not found.counts:
+    found = result.charts.log_ratios
+    if not found:
         return None
-    x = [(a + b) / 2 for a, b in pairwise(found.edges)]
-    widths = [b - a for a, b in pairwise(found.edges)]
+    x, widths = [(a + b) / 2 for a, b, _, _ in found], [b - a for a, b, _, _ in found]
+    counts, synced = [n for *_, n, _ in found], [n for *_, n in found]
     colours = [ORANGE if at < -FACTOR_2 else BLUE if at > FACTOR_2 else GREY for at in x]
-    bar = {"type": "bar", "x": x, "y": found.counts, "width": widths, "marker": {"color": colours}}
+    bar = {"type": "bar", "x": x, "y": counts, "width": widths, "marker": {"color": colours}}
     traces = [bar | {"showlegend": False, "hovertemplate": "Δ %{x:.3g}: %{y:,} tokens<extra></extra>"}]
-    if any(found.in_sync):
+    if any(synced):
         dashed: Dict = {
             "mode": "lines",
             "line": {"color": GREY, "dash": "dot", "shape": "hvh"},
             "hoverinfo": "skip",
         }
-        traces += curve((x, plain(n or None for n in found.in_sync), "at lag 0", GREY), **dashed)
-    off, less, more = result.whole.get(f"{drift}f_2", Number()).value, result.charts.less, result.charts.more
+        traces += curve((x, plain(n or None for n in synced), "at lag 0", GREY), **dashed)
+    off, less, more = result.main("f_2").value, result.charts.less, result.charts.more
     title = "The log-ratio Δ of every token"
     if off is not None:
         many = f"{rounded(off, 'fraction')} of tokens differ" if off else "No token differs"
@@ -156,7 +153,7 @@ def histogram(result: Result) -> Chart | None:
     if less and more and off:
         low, high = (rounded(one.share, "share") for one in (less, more))
         title += f": {low} are less likely under the trainer, {high} more"
-    axis = LOG | {"range": [-0.15, math.log10(max(found.counts) or 1) + 0.2]}
+    axis = LOG | {"range": [-0.15, math.log10(max(counts) or 1) + 0.2]}
     return chart(
         "histogram", title, Panel("Δ = log π_train − log π_rollout, nats", "tokens", traces, {}, axis)
     )
@@ -165,23 +162,23 @@ def histogram(result: Result) -> Chart | None:
 def noise(result: Result) -> Chart | None:
     """Quantiles of |Δ| by the rollout probability of the token."""
     found = result.charts.noise
-    if found is None or sum(one is not None for one in found.median) < 3:
+    if sum(row[2] is not None for row in found) < 3:
         return None
-    bins = [*pairwise(found.edges)]
+    _, _, median, p90, p99, _, _ = zip(*found, strict=True)
+    bins = [(a, b) for a, b, *_ in found]
     x = [logit(math.sqrt((a or b / 2) * (b if b < 1 else (a + 1) / 2))) for a, b in bins]
     where = [f"π_rollout {a:.4g} to {b:.4g}" for a, b in bins]
-    pairs = zip(found.in_sync_p90, found.in_sync_tokens, strict=False)
-    synced = [one if tokens >= FEW else None for one, tokens in pairs] or [None] * len(x)
-    traces = curve((x, plain(found.p99, "nats"), "99th percentile", GREY), where)
-    traces += curve((x, plain(found.p90, "nats"), "90th", BLUE), where)
-    traces += curve((x, plain(found.median, "nats"), "median", TEAL), where)
+    synced = [one if tokens >= FEW else None for *_, tokens, one in found]
+    traces = curve((x, plain(p99, "nats"), "99th percentile", GREY), where)
+    traces += curve((x, plain(p90, "nats"), "90th", BLUE), where)
+    traces += curve((x, plain(median, "nats"), "median", TEAL), where)
     if any(one is not None for one in synced):
         dashed: Dict = {"mode": "lines", "line": {"color": BLUE, "dash": "dot"}}
         traces += curve((x, plain(synced, "nats"), "90th at lag 0", BLUE), where, **dashed)
     title = "|Δ| by the rollout probability of the token"
-    inner = [i for i, (a, b) in enumerate(bins) if a >= 0.25 and b <= 0.98 and found.p90[i] is not None]
+    inner = [i for i, (a, b) in enumerate(bins) if a >= 0.25 and b <= 0.98 and p90[i] is not None]
     if inner:
-        a, b, least = bins[inner[0]][0], bins[inner[-1]][1], min(found.p90[i] or 0.0 for i in inner)
+        a, b, least = bins[inner[0]][0], bins[inner[-1]][1], min(p90[i] or 0.0 for i in inner)
         title = f"Between π_rollout = {rounded(a)} and {rounded(b)} one token in ten is off by "
         title += f"{rounded(least)} nats or more"
         alone = [one for i in inner if (one := synced[i]) is not None]
@@ -216,15 +213,16 @@ def tail(result: Result) -> Chart | None:
     """The largest weights of tokens and sequences against their rank, and the fitted Pareto tails."""
     drift = _main(result.charts.tails, "tokens")
     tails = {over: result.charts.tails.get(f"{drift}{over}") for over in ("tokens", "sequences")}
-    found = {over: one for over, one in tails.items() if one and len(one.rank) >= 5}
+    found = {over: one for over, one in tails.items() if one and len(one.points) >= 5}
     if not found:
         return None
     traces = list[Dict]()
     for (over, one), colour in zip(found.items(), (TEAL, PURPLE), strict=False):
-        x, where = [rank / one.weights for rank in one.rank], [f"rank {count(rank)}" for rank in one.rank]
-        traces += curve((x, plain(one.log_weight, "nats"), over, colour), where, mode="markers")
+        ranks, logs, fitted = zip(*one.points, strict=True)
+        x, where = [rank / one.weights for rank in ranks], [f"rank {count(rank)}" for rank in ranks]
+        traces += curve((x, plain(logs, "nats"), over, colour), where, mode="markers")
         dashed: Dict = {"mode": "lines", "line": {"color": colour, "dash": "dot"}, "hoverinfo": "skip"}
-        traces += curve((x, plain(one.log_fitted), "", colour), **dashed)
+        traces += curve((x, plain(fitted), "", colour), **dashed)
     heavy = [over for over, one in found.items() if (one.khat.value or 0) > one.limit]
     whose, weight = (f" of {' and '.join(heavy)}", "too heavy") if heavy else ("", "light enough")
     khats = [
@@ -240,23 +238,21 @@ def tail(result: Result) -> Chart | None:
 
 def position(result: Result) -> Chart | None:
     """K3 along the response: by position, before and after the mismatch grew, and by turn."""
-    found = result.charts.positions
-    if found is None or len(found.labels) < 2:
+    if not result.charts.positions or len(result.charts.positions[0].labels) < 2:
         return None
-    parts = [("", found.every, BLUE)]
-    if found.early and found.late:
-        parts = [(_steps(one), one, colour) for one, colour in ((found.early, GREY), (found.late, BLUE))]
-    enough = [min(one.tokens[i] for _, one, _ in parts) >= FEW for i in range(len(found.labels))]
-    known = [at for at, sure in enumerate(enough) if sure and parts[-1][1].k3.values[at] is not None]
+    every, *halves = result.charts.positions
+    parts = [("", every, BLUE)]
+    if halves:
+        parts = [(_steps(one), one, colour) for one, colour in zip(halves, (GREY, BLUE), strict=True)]
+    enough = [min(one.tokens[i] for _, one, _ in parts) >= FEW for i in range(len(every.labels))]
+    known = [at for at, sure in enumerate(enough) if sure and parts[-1][1].k3[at].value is not None]
     if not known:
         return None
-    labels = found.labels[: known[-1] + 1]
+    labels = every.labels[: known[-1] + 1]
     lines = [
         (
             labels,
-            [k3 if sure else Number() for k3, sure in zip(of_series(one.k3), enough, strict=True)][
-                : len(labels)
-            ],
+            [k3 if sure else Number() for k3, sure in zip(one.k3, enough, strict=True)][: len(labels)],
             name,
             colour,
         )
@@ -264,12 +260,13 @@ def position(result: Result) -> Chart | None:
     ]
     ends = " to ".join(rounded(lines[-1][1][at].value) for at in (known[0], known[-1]))
     title = f"K3 goes along the response from {ends}"
-    if found.early and found.late:
-        pairs = zip(found.early.k3.values, found.late.k3.values, enough, strict=True)
-        times = [b / a for a, b, sure in pairs if sure and a and b and a > 0]
+    if halves:
+        pairs = [(a.value, b.value) for a, b in zip(halves[0].k3, halves[1].k3, strict=True)]
+        times = [b / a for (a, b), sure in zip(pairs, enough, strict=True) if sure and a and b and a > 0]
         if times and min(times) > 1.2:
             growth = " to ".join(rounded(end) for end in (min(times), max(times)))
-            title = f"From step {found.late.first_step} on, K3 is {growth} times higher at every position, "
+            step, _ = halves[1].steps or (0, 0)
+            title = f"From step {step} on, K3 is {growth} times higher at every position, "
             title += f"and goes along the response from {ends}"
     panels = [k3_panel("position in the response, tokens", lines, x=LABELS)]
     turns = {place.key: place.numbers["k3"] for place in result.at("turn") if "k3" in place.numbers}
@@ -278,9 +275,9 @@ def position(result: Result) -> Chart | None:
     return chart("position", title, *panels)
 
 
-def _steps(one: PositionSteps) -> str:
-    last = "" if one.first_step == one.last_step else f"–{one.last_step}"
-    return f"step{'s' * bool(last)} {one.first_step}{last}"
+def _steps(one: Positions) -> str:
+    first, last = one.steps or (None, None)
+    return f"step {first}" if first == last else f"steps {first}–{last}"
 
 
 def length(result: Result) -> Chart | None:
@@ -308,16 +305,17 @@ def length(result: Result) -> Chart | None:
 def thresholds(result: Result) -> Chart | None:
     """What rules on single tokens keep at each threshold."""
     found = result.charts.token_thresholds
-    if found is None or not found.b or result.is_bug:
+    if not found or result.is_bug:
         return None
-    where = [f"b = {b:g}" for b in found.b]
-    traces = curve((found.b, plain(found.ess_tokens, "share"), "ESS of TIS", TEAL), where, mode="lines")
-    traces += curve((found.b, plain(found.kept, "share"), "kept by a mask", ORANGE), where, mode="lines")
-    traces += curve((found.b, plain(found.truncated, "share"), "truncated", GREY), where, mode="lines")
-    usual = [i for i, b in enumerate(found.b) if 1.5 <= b <= 5 and found.ess_tokens[i] is not None]
+    each, ess, truncated, kept = zip(*found, strict=True)
+    where = [f"b = {b:g}" for b in each]
+    traces = curve((each, plain(ess, "share"), "ESS of TIS", TEAL), where, mode="lines")
+    traces += curve((each, plain(kept, "share"), "kept by a mask", ORANGE), where, mode="lines")
+    traces += curve((each, plain(truncated, "share"), "truncated", GREY), where, mode="lines")
+    usual = [row for row in found if 1.5 <= row[0] <= 5 and row[1] is not None]
     title = "What token rules keep at each threshold"
     if usual:
-        most, least = max(found.truncated[i] for i in usual), min(found.ess_tokens[i] or 0 for i in usual)
+        most, least = max(row[2] for row in usual), min(row[1] or 0.0 for row in usual)
         share = f"at most {rounded(most, 'share')} of tokens" if most else "no token"
         title = (
             f"A cap on r from 1.5 to 5 truncates {share} and keeps ESS at {rounded(least, 'share')} or more"

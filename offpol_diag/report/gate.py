@@ -15,7 +15,7 @@ from offpol_diag.numerals import FRACTIONS, count, counted, say, say_limit
 from offpol_diag.printable import printable
 from offpol_diag.report.analyze import analysis, of_dump
 from offpol_diag.report.answer import Answer, Fact
-from offpol_diag.report.plot import BLUE, SHARE, Chart, Panel, chart, curve, level, of_series, steps_axis
+from offpol_diag.report.plot import BLUE, SHARE, Chart, Panel, chart, curve, level, steps_axis
 from offpol_diag.result import GateVerdict, Result
 from offpol_diag.table import Table
 
@@ -110,18 +110,18 @@ def _stepwise(summary: Result) -> Iterator[Chart]:
         series = steps.series.get(name) if steps and name != one.name else None
         if steps is None or series is None or len(steps.first) < 2:
             continue
-        above = one.bound == "max"
+        above, unit, values = one.bound == "max", series[0].unit, [number.value for number in series]
         beyond = [
             at
-            for at, y in zip(steps.first, series.values, strict=True)
+            for at, y in zip(steps.first, values, strict=True)
             if y is not None and (y > one.limit if above else y < one.limit)
         ]
-        said = f"{name} lies {'above' if above else 'below'} {say_limit(one.limit, series.unit)} "
+        said = f"{name} lies {'above' if above else 'below'} {say_limit(one.limit, unit)} "
         said += f"at {len(beyond)} of {len(steps.first)} steps"
         said += f", first at step {beyond[0]}" if beyond else ""
-        log = {"type": "log"} if all(y is None or y > 0 for y in series.values) else {}
-        traces = curve((steps.first, of_series(series), "", BLUE))
-        axis = SHARE if series.unit in FRACTIONS else log
+        log = {"type": "log"} if all(y is None or y > 0 for y in values) else {}
+        traces = curve((steps.first, series, "", BLUE))
+        axis = SHARE if unit in FRACTIONS else log
         bounds = [level(one.limit, f"bound {one.must}")]
         panel = Panel("training step", name, traces, steps_axis(steps.first), axis, bounds)
         yield chart(re.sub(r"[^\w.]+", "_", f"step_{name}_{one.bound}"), said, panel)

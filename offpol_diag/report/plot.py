@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from string import Template
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from offpol_diag.metrics import BANDS, tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import minus, say
-from offpol_diag.result import Series
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -178,11 +177,6 @@ def placed(value: float | None) -> float | None:
 def plain(values: Iterable[float | None], unit: str = "") -> list[Number]:
     """Return values as numbers without intervals."""
     return [Number(value=value, unit=unit) for value in values]
-
-
-def of_series(one: Series) -> list[Number]:
-    """Return the numbers of a series with their unit."""
-    return [replace(number, unit=one.unit) for number in one.numbers()]
 
 
 def k3_panel(
