@@ -335,8 +335,8 @@ def doctor(asked: dict[str, Any], own: Any) -> bool:
         found = ran(api.doctor, asked, own, dumps(asked, own))
         return bool(own.strict and found.is_bug)
     from offpol_diag.diagnosis import registry
+    from offpol_diag.report import markdown
     from offpol_diag.report.explain import every_cause, explained
-    from offpol_diag.report.markdown import markdown
     from offpol_diag.report.terminal import terminal
 
     answer = every_cause() if own.explain == "list" else explained(registry.cause(own.explain))

@@ -14,7 +14,7 @@ __all__ = ["html", "markdown", "read_back", "terminal", "unpacked"]
 
 def markdown(result):
     """Draw a result for a pull request."""
-    return _markdown.markdown(answered(result))
+    return _markdown(answered(result))
 
 
 def terminal(result, verbose=False, quiet=False):

@@ -17,17 +17,18 @@ from offpol_diag.cli import app
 from offpol_diag.number import Number
 from offpol_diag.numerals import counted, minus, size, written
 from offpol_diag.presets.catalogue import FAMILIES
-from offpol_diag.report import answered
+from offpol_diag.report import LIMIT, answered
+from offpol_diag.report import markdown as draw_markdown
 from offpol_diag.report.analyze import PRESETS as COLUMNS
 from offpol_diag.report.analyze import missing, policies
 from offpol_diag.report.analyze import presets as of_presets
-from offpol_diag.report.cells import shown
-from offpol_diag.report.markdown import LIMIT
+from offpol_diag.report.answer import Answer, shown
 from offpol_diag.report.parts import parts
 from offpol_diag.report.tokens import shade
 from offpol_diag.report.words import checks
 from offpol_diag.report.words import columns as in_short
 from offpol_diag.result import GateVerdict, Skipped, Worst, loads
+from offpol_diag.table import Table
 from tests.factory import (
     OLD,
     ROLLOUT,
@@ -137,7 +138,7 @@ def test_every_form_says_the_verdict_the_cautions_the_facts_and_what_always_stan
     tables = [one for one in found.tables if one.shown == "always"]
     if form == "page":  # which has a table of all presets
         tables = [one for one in tables if one.id != "corrections"]
-    cells = [shown(cell, True) for one in tables for row in (one.header, *one.rows) for cell in row]
+    cells = [shown(cell) for one in tables for row in (one.header, *one.rows) for cell in row]
     needed = [found.sentence, found.interval, found.more, *found.cautions, *of_facts(found.facts, form)]
     needed += [text for one in cells for text in (one.text, one.interval)]
     needed += [text for one in found.tiles if one.short for text in (one.label, one.value, one.beside)]
@@ -466,11 +467,14 @@ def test_markdown_escapes_what_would_break_a_table_or_open_a_tag():
     assert r"a\|b &lt;b>bold&lt;/b> \*x\* \`y\` z [l]\(http://x)" in text
 
 
-def test_markdown_stays_within_what_github_accepts_and_says_what_it_cut():
+def test_markdown_stays_within_what_github_accepts_and_says_what_it_left_out():
     notes = [f"note {i}: {'word ' * 20}" for i in range(1000)]
-    text = markdown(make_summary(dump=dump_facts(notes=notes)))
-    assert len(text.encode()) < LIMIT
-    assert "a comment holds no more" in text
+    assert "980 more: the report has all" in markdown(make_summary(dump=dump_facts(notes=notes), gates=[]))
+    wide = Table("t", "Many", ("a",), [(f"row {i}",) for i in range(LIMIT // 6)], shown="more")
+    text = draw_markdown(Answer("a dump", "", "A verdict", "good", tables=(wide,)))
+    assert "A verdict" in text
+    assert "The rest is left out: a comment holds no more." in text
+    assert "<details>" not in text
 
 
 @pytest.mark.parametrize("name", ALL)

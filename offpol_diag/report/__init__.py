@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from offpol_diag.report.answer import Answer
+from offpol_diag.metrics import Tone
+from offpol_diag.numerals import minus
+from offpol_diag.printable import printable_lines
+from offpol_diag.report.answer import Answer, texts
+from offpol_diag.report.plot import TEMPLATES
 from offpol_diag.result import Result
+from offpol_diag.table import Table
 
 if TYPE_CHECKING:
     from offpol_diag.check import Checked
 
-
 FORMS = ("report", "json", "md", "junit")
 """Forms that a result is written in; `render` draws them, and the terminal's."""
+ICONS: dict[Tone, str] = {"good": "✅", "warn": "⚠️", "bad": "❌", "info": "ℹ️"}
+LIMIT, CAUTIONS = 60_000, 20
+"""Most bytes, and most cautions, of Markdown; GitHub refuses comments of 65,536 characters."""
 
 
 def answered(result: Result | Checked) -> Answer:
@@ -52,9 +60,46 @@ def render(result: Result | Checked, form: str, verbose: bool = False, quiet: bo
 
         return junit(result)  # type: ignore[arg-type]
     if form == "md":
-        from offpol_diag.report.markdown import markdown
-
         return markdown(answered(result))
     from offpol_diag.report.terminal import terminal
 
     return terminal(answered(result), verbose, quiet)
+
+
+def markdown(answer: Answer) -> str:
+    """Return an answer in GitHub flavoured Markdown: for a pull request, with the tables behind it folded.
+
+    Beyond `LIMIT` bytes what is folded is left out.
+    """
+    from jinja2 import Environment, FileSystemLoader
+
+    made = Environment(loader=FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True)
+    made.finalize, made.filters["texts"] = escaped, texts
+    tiles = [
+        (one.label, one.text, one.band, f"{'no trend, ' * one.flat}{one.below}")
+        for one in answer.tiles
+        if one.short
+    ]
+    notes = (f"* {answer.heavy}",) if answer.heavy else ()
+    headline = Table("tiles", "", ("number", "value", "band", answer.over), tiles, notes)
+    known = {
+        "answer": answer,
+        "icon": ICONS[answer.tone],
+        "most": CAUTIONS,
+        "tables": [one for one in (headline, *answer.tables) if one.rows],
+        "evidence": [(one.label, line) for one in answer.facts if not one.spelled for line in one.evidence],
+    }
+    for folded in (True, False):
+        drawn = made.get_template("answer.md.j2").render(known, folded=folded)
+        text = printable_lines(re.sub(r" +(?=\n)|(?<=\n\n)\n+", "", drawn).strip() + "\n")
+        if len(text.encode()) < LIMIT:
+            break
+    return text
+
+
+def escaped(value: object) -> object:
+    """Escape a text for Markdown and HTML, on one line; what a template calls safe stays."""
+    if hasattr(value, "__html__") or not isinstance(value, str):
+        return value
+    one_line = " ".join(minus(value).split()).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([\\`*|~]|(?<=\])\()", r"\\\1", one_line)

@@ -169,7 +169,7 @@ def _facts(result: Result) -> Iterator[Fact]:
         # where K3 grows, that says more than the cause's own clause
         clause = causes[0].statement.partition(":")[0] if words.grew(result) else causes[0].statement
         also = (Line(f"Also: {one.statement} {one.statistic}") for one in causes[1:])
-        lines = (*map(Line, found), *also)
+        lines = (Line(found[0], said=True), *map(Line, found[1:]), *also)
         yield Fact("Cause", f"{words.sentence(clause)} {found[0]}", causes[0].statement, lines)
     if advised is not None:
         yield words.what_to_do(result, advised, causes)
@@ -264,8 +264,6 @@ def _tile(result: Result, name: str) -> Tile | None:
         "" if bare or row is None else row.name,
         None if bare or row is None else tone(row.name),
         key=result.prefix + name,
-        unit="nats/token" if name == "k3" else "",
-        doubt=doubt,
         remark=remark,
         short=True,
         log=METRICS[name].log,

@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from offpol_diag.metrics import Tone
 from offpol_diag.number import Number
-from offpol_diag.numerals import minus, written
+from offpol_diag.numerals import count, doubted, minus, written
 from offpol_diag.report.plot import Chart
-from offpol_diag.table import Table
-
-Mark = Literal["ok", "no", "un", ""]
+from offpol_diag.table import Cell, Table
 
 EXPLAIN = "offpol-diag doctor --explain"
 """What prints all that is known of a cause."""
+MARKS = {"ok": "✓ ", "no": "✗ ", "un": "? ", "": ""}
+"""Whether a check passed, failed, or could not be made."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of evidence: whether a check passed, failed or could not be made; `detail` explains it.
+    """A line of evidence.
 
-    `brief` is whether a short answer says it too.
+    Attributes:
+        mark: of a check: a key of `MARKS`.
+        detail: what explains it.
+        brief: whether the sentence of its fact has this text too.
+        said: whether that sentence says all of it, so that only a card of the page has the line.
     """
 
     text: str
-    mark: Mark = ""
+    mark: str = ""
     detail: str = ""
     brief: bool = False
+    said: bool = False
+
+    def __str__(self) -> str:
+        """Return the line as text."""
+        goes_on = self.detail[:1].islower() or self.detail[:1].isdigit()
+        detail = f"{': ' if goes_on else '. '}{self.detail}" if self.detail else ""
+        return f"{MARKS[self.mark]}{self.text.rstrip('.') if detail else self.text}{detail}"
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,11 @@ class Fact:
     code: tuple[tuple[str, str], ...] = ()
     spelled: bool = False
 
+    @property
+    def evidence(self) -> list[str]:
+        """What it rests on, a line each, without what its sentence says."""
+        return [str(line) for line in self.lines if not line.said]
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -61,9 +77,9 @@ class Tile:
     Attributes:
         number: the number, or what is said in its place.
         interval: what stands below; empty for the number's own interval.
-        below: at the foot: the ends of the curve, or a remark.
+        below: at the foot: the ends of the curve.
         key: the number's name for the gate.
-        unit, doubt, remark: what stands beside value and interval.
+        remark: what stands beside the interval.
         short: whether it stands in the short answer.
         flat, log: whether the curve shows no trend, and is drawn on a log scale.
     """
@@ -76,28 +92,41 @@ class Tile:
     below: str = ""
     key: str = ""
     curve: Sequence[float | None] = ()
-    unit: str = ""
-    doubt: bool = False
     remark: str = ""
     short: bool = False
     flat: bool = False
     log: bool = False
 
     @property
+    def doubt(self) -> bool:
+        """Whether the value is unreliable, and gets a star."""
+        return isinstance(self.number, Number) and doubted(self.number)
+
+    @property
+    def unit(self) -> str:
+        """The unit, beside the value."""
+        return "nats/token" if isinstance(self.number, Number) and self.number.unit == "nats" else ""
+
+    @property
     def value(self) -> str:
-        """The value as text; unmarked, as `doubt` says that it is unreliable."""
-        return minus(self.number) if isinstance(self.number, str) else minus(self._written[0])
+        """The value as text, without a star."""
+        return minus(self.number if isinstance(self.number, str) else self._parts[0])
 
     @property
     def beside(self) -> str:
         """The interval as text, or what stands in its place."""
-        return minus(self.interval or ("" if isinstance(self.number, str) else self._written[1]))
+        return minus(self.interval or ("" if isinstance(self.number, str) else self._parts[1]))
 
     @property
-    def _written(self) -> tuple[str, str]:
+    def text(self) -> str:
+        """Value, interval and remark in one line."""
+        parts = (f"{self.value}{'*' * self.doubt}", self.beside, self.remark and f"({self.remark})")
+        return " ".join(filter(None, parts if isinstance(self.number, Number) else parts[:1]))
+
+    @property
+    def _parts(self) -> tuple[str, str]:
         assert isinstance(self.number, Number)
-        value, interval = written(replace(self.number, note=None))
-        return (value, interval) if self.number.known else ("–", "")
+        return written(replace(self.number, note=None)) if self.number.known else ("–", "")
 
 
 @dataclass(frozen=True)
@@ -153,3 +182,56 @@ class Answer:
 def listed(names: Sequence[str]) -> str:
     """Return names as a list in words."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+# ---------------------------------------------------------------- cells of tables
+
+
+class Shown(NamedTuple):
+    """The parts of a cell.
+
+    Attributes:
+        text: the value.
+        interval: the interval, or empty.
+        note: a caution on the cell, shown as a footnote; of an unknown number the reason.
+        kind: `none` where it does not apply.
+    """
+
+    text: str
+    interval: str = ""
+    note: str = ""
+    kind: Literal["number", "text", "unknown", "none"] = "text"
+
+
+def shown(cell: Cell) -> Shown:
+    """Return the parts of a cell."""
+    if cell is None:
+        return Shown("–", kind="none")
+    if isinstance(cell, str):
+        return Shown(cell)
+    if isinstance(cell, int):
+        return Shown(count(cell), kind="number")
+    value, interval = written(cell)
+    if not cell.known:
+        reason = ". ".join(filter(None, (value if cell.unknown else "", cell.note)))
+        return Shown("unknown" if cell.unknown else value, "", reason, "unknown")
+    return Shown(
+        minus(value), minus(interval), minus((cell.note or "").removeprefix("unreliable: ")), "number"
+    )
+
+
+def footnotes(rows: Iterable[Iterable[Shown]]) -> dict[str, int]:
+    """Number the notes of a table's cells in reading order; equal notes share a number."""
+    notes = dict.fromkeys(cell.note for row in rows for cell in row if cell.note)
+    return {note: number for number, note in enumerate(notes, 1)}
+
+
+def texts(table: Table) -> tuple[list[list[str]], list[str]]:
+    """Return a table's cells as text, with their intervals and the numbers of their notes, and the notes."""
+    rows = [[shown(cell) for cell in row] for row in table.rows]
+    numbers = {note: f"({number})" for note, number in footnotes(rows).items()}
+    cells = [
+        [" ".join(filter(None, (one.text, one.interval, numbers.get(one.note)))) for one in row]
+        for row in rows
+    ]
+    return cells, [f"{number} {note}" for note, number in numbers.items()]

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from offpol_diag.metrics import BANDS, tone
 from offpol_diag.numerals import minus, rounded
 from offpol_diag.report import answered
-from offpol_diag.report.answer import Answer
-from offpol_diag.report.cells import footnotes, shown
+from offpol_diag.report.answer import Answer, footnotes, shown
 from offpol_diag.report.compare import named
 from offpol_diag.report.parts import Part, parts
 from offpol_diag.report.plot import TEMPLATES, look
@@ -207,7 +206,7 @@ def _environment() -> Any:
     environment.filters |= {
         "breakable": breakable,
         "cell": shown,
-        "cells": lambda table: [[shown(cell, terse=True) for cell in row] for row in table.rows],
+        "cells": lambda table: [[shown(cell) for cell in row] for row in table.rows],
         "footnotes": footnotes,
         "forms": forms,
         "minus": minus,

@@ -1,9 +1,8 @@
 """An answer in a terminal: at most 36 lines of 80 columns, and with --verbose the tables behind it.
 
-A short answer drops corrections, then whole sentences, never a part of one, the longest paragraph's first.
-Columns of a table that do not fit are left out from the right, and named; a pipe is `PIPE_WIDTH` wide and
-omits nothing: there columns move below. Intervals always stand with their numbers, and nothing depends on
-colour.
+A short answer leaves out tables of presets, then whole sentences, never a part of one, the longest
+paragraph's first. Columns of a table that do not fit stand below the others; nothing is cut. Intervals always
+stand with their numbers, and nothing depends on colour. A pipe is `PIPE_WIDTH` wide.
 """
 
 from __future__ import annotations
@@ -14,45 +13,38 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import zip_longest
+from dataclasses import dataclass
 from typing import NoReturn
 
+from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
-from rich.text import Text as Styled
+from rich.table import Table as Grid
+from rich.text import Text
 
 from offpol_diag.metrics import Tone
-from offpol_diag.number import Number
-from offpol_diag.numerals import minus, written
+from offpol_diag.numerals import minus
 from offpol_diag.printable import disarmed, printable
-from offpol_diag.report.answer import Answer, Fact, Tile
-from offpol_diag.report.cells import footnotes, shown
+from offpol_diag.report.answer import Answer, Fact, Tile, texts
 from offpol_diag.table import Table
 
 Row = tuple[str, str]
 """A line, and its style."""
 PIPE_WIDTH, PROSE_WIDTH = 120, 100
+LINES, MOST, CAUTIONS = 36, 4, 3
+"""In the short answer: lines in all, lines of a paragraph, and cautions."""
 TICKS, TICKS_WIDTH = "▁▂▃▄▅▆▇█", 9
-LINES, MOST, CAUTIONS, CORRECTIONS = 36, 4, 3, (5, 3, 0)
-"""In the short answer: lines in all, and of a paragraph; cautions; corrections, fewer for want of room."""
+WIDE = 30
+"""Factor between its ends beyond which a curve is drawn on a log scale, if its number is one for that."""
 SENTENCES = re.compile(r"(?<=[.?!]) (?=[A-ZΔχπ|0-9])")
-PADDING, TEXT_WIDTH, WORD_WIDTH = 2, 14, 48
-"""Blanks between columns; least width of text; width up to which words stay whole in a pipe."""
+WHOLE, LEAST, WORD = 32, 14, 48
+"""Characters of a cell up to which it is never broken, least width of a longer one, and length up to which
+words of the first column stay whole."""
 STYLES: dict[Tone, str] = {"good": "bold green", "info": "bold", "warn": "bold yellow", "bad": "bold red"}
-ASCII = str.maketrans(
-    dict(zip("▁▂▃▄▅▆▇█·─│•✓✗–−×…’", "_.:-=+*#.-|*vx--x.'", strict=True))
-    | {"→": "->", "≤": "<=", "≥": ">=", "±": "+-", "Δ": "Delta", "π": "pi", "Π": "prod", "∏": "prod"}
-    | {"θ": "theta", "χ": "chi", "²": "2", "κ": "kappa", "λ": "lambda", "Σ": "sum", "∑": "sum", "√": "sqrt"}
-    | {"≈": "~", "\u0302": "hat", "←": "<-", "↑": "^", "↓": "v", "∞": "inf", "°": "deg", "‖": "||"}
-)
-"""Plain spellings of the characters that an encoding may lack."""
 
 
 class PipeConsole(Console):
-    """A console that raises on a broken pipe instead of exiting with 1; `whole`: nothing may be omitted."""
-
-    whole = False
+    """A console that raises on a broken pipe instead of exiting with 1."""
 
     def on_broken_pipe(self) -> NoReturn:
         """Re-raise the error, for which the command line has its own exit code."""
@@ -60,25 +52,14 @@ class PipeConsole(Console):
 
 
 def make_console() -> Console:
-    """Return a console on stdout, as wide as `COLUMNS` or the terminal; pipes use `PIPE_WIDTH`, complete."""
+    """Return a console on stdout, as wide as `COLUMNS` or the terminal; a pipe is `PIPE_WIDTH` wide."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")
     console = PipeConsole(highlight=False, emoji=False, markup=False)
     if not console.is_terminal and not os.environ.get("COLUMNS"):
-        console.width, console.whole = PIPE_WIDTH, True
+        console.width = PIPE_WIDTH
     return console
-
-
-def plain(text: str, encoding: str) -> str:
-    """Return text that the encoding can hold, spelled in ASCII where it cannot."""
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return text.translate(ASCII).encode(encoding, "replace").decode(encoding)
-    except LookupError:
-        return text
-    return text
 
 
 def terminal(
@@ -98,20 +79,29 @@ def terminal(
     width = min(console.width, PIPE_WIDTH if verbose else PROSE_WIDTH)
     said = paragraphs(answer.facts, verbose)
     margin = min(max((len(one.label) for one in said), default=0), 20) + 2
-    top, bottom = _top(answer, width, verbose), _bottom(answer, width, verbose)
-    room = max(LINES, LINES * 80 // console.width)  # of a narrow terminal the same text
-    room += sum(len(code.splitlines()) + 2 for _, code in answer.code) - len(top) - len(bottom) - 1
-    short = any(one.short for one in answer.tiles) and not verbose
-    for rows in CORRECTIONS if short else (None,):
-        tables = [row for table in _tables(answer, verbose, console, rows) for row in table]
-        if length(said, width - margin) <= room - len(tables):
-            break
-    if short:
-        shorten(said, room - len(tables), width - margin)
-    fits = length(said, width - margin) < room - len(tables)
-    further = answer.further if verbose else answer.further[:fits]
+    top, bottom, tiles = (
+        _top(answer, width, verbose),
+        _bottom(answer, width, verbose),
+        _tiles(answer, console),
+    )
+    tables = [
+        row
+        for one in answer.tables
+        if one.rows and (one.shown == "always" or (verbose and one.shown == "more"))
+        for row in _table(one, console)
+    ]
+    further = answer.further
+    if tiles and not verbose:
+        room = max(LINES, LINES * 80 // console.width)  # of a narrow terminal the same text
+        room += sum(len(code.splitlines()) + 2 for _, code in answer.code)
+        room -= len(top) + len(tiles) + len(bottom) + 1
+        if _length(said, width - margin) > room - len(tables):
+            tables = []
+        room -= len(tables)
+        shorten(said, room, width - margin)
+        further = further[: _length(said, width - margin) < room]
     after = [(f"{label:<8}{command}", "") for label, command in further]
-    return _drawn([*top, *_facts(said, margin, width), *tables, *bottom, *after], console)
+    return _drawn([*top, *_facts(said, margin, width), *tiles, *tables, *bottom, *after], console)
 
 
 def tables(found: Sequence[str | Table]) -> str:
@@ -123,33 +113,29 @@ def tables(found: Sequence[str | Table]) -> str:
 
 
 def _drawn(rows: Sequence[Row], console: Console) -> str:
-    """Return lines with their styles, as the console's encoding can hold them."""
+    """Return lines with their styles."""
     with console.capture() as drawn:
         for text, style in rows:
-            console.print(Styled(printable(text), style=style), soft_wrap=True)
-    lines = drawn.get().split("\n")[:-1]
-    return "".join(f"{disarmed(plain(line.rstrip(), console.encoding))}\n" for line in lines)
+            console.print(Text(printable(text), style=style), soft_wrap=True)
+    return "".join(f"{disarmed(line.rstrip())}\n" for line in drawn.get().split("\n")[:-1])
 
 
 def _text(text: str, width: int, style: str = "", indent: int = 0) -> list[Row]:
-    return [(line, style) for line in _wrapped(printable(minus(text)), width, indent)]
-
-
-def _wrapped(text: str, width: int, indent: int = 0, least: int = 20) -> list[str]:
     """Break a text into lines, all but the first indented."""
-    return textwrap.wrap(text, max(width, least), break_on_hyphens=False, subsequent_indent=" " * indent)
+    lines = textwrap.wrap(
+        printable(minus(text)), max(width, 20), break_on_hyphens=False, subsequent_indent=" " * indent
+    )
+    return [(line, style) for line in lines]
 
 
-# ---------------------------------------------------------------- the answer
+# ---------------------------------------------------------------- sentences
 
 
 def _top(answer: Answer, width: int, verbose: bool) -> list[Row]:
     """Return what was read, what limits every number, and the verdict."""
     rows = _text(answer.about, width)
     some = answer.cautions if verbose else answer.cautions[:CAUTIONS]
-    for one in some:
-        lines = _text(f"! {one}", width, "yellow", 2)
-        rows += lines if verbose or len(lines) <= MOST else [*lines[: MOST - 1], ("  and more: -v", "yellow")]
+    rows += [row for one in some for row in _text(f"! {one}", width, "yellow", 2)]
     if more := len(answer.cautions) - len(some):
         rows.append((f"! {more} more: -v", "yellow"))
     rows += [("", ""), *_text(answer.headline, width, STYLES[answer.tone])]
@@ -163,13 +149,13 @@ class Paragraph:
     label: str
     sentences: list[str]
     indent: int = 0
+    hanging: int = 0
     optional: bool = False
 
     def lines(self, width: int) -> list[str]:
         """Return it broken into lines."""
-        hanging = 2 if self.indent else 3 * self.sentences[0][:1].isdigit() if self.sentences else 0
-        wrapped = _wrapped(" ".join(self.sentences), width - self.indent, hanging)
-        return [f"{' ' * self.indent}{line}" for line in wrapped]
+        rows = _text(" ".join(self.sentences), width - self.indent, indent=self.hanging)
+        return [f"{' ' * self.indent}{line}" for line, _ in rows]
 
 
 def paragraphs(facts: Sequence[Fact], verbose: bool) -> list[Paragraph]:
@@ -177,19 +163,17 @@ def paragraphs(facts: Sequence[Fact], verbose: bool) -> list[Paragraph]:
     found = list[Paragraph]()
     for fact in facts:
         if fact.sentence:
-            sentences = SENTENCES.split(minus(printable(fact.sentence)))
-            found.append(Paragraph(fact.label, sentences))
-            rest = evidence(fact) if verbose else ()
-            found += [Paragraph(fact.label, [printable(text)], 3) for text in rest]
+            found.append(Paragraph(fact.label, SENTENCES.split(fact.sentence)))
+            found += [Paragraph(fact.label, [one], 3, 2) for one in fact.evidence * verbose]
             continue
         for line in fact.lines if verbose or fact.spelled else ():
-            found.append(Paragraph(fact.label, [minus(printable(line.text))]))
-            for side in re.split(r" (?=Against: )", line.detail) if line.detail else ():
-                found.append(Paragraph(fact.label, SENTENCES.split(minus(printable(side))), 3, optional=True))
+            found.append(Paragraph(fact.label, [line.text], hanging=3 * (len(fact.lines) > 1)))
+            if line.detail:
+                found.append(Paragraph(fact.label, SENTENCES.split(line.detail), 3, 2, optional=True))
     return found
 
 
-def length(said: Sequence[Paragraph], width: int) -> int:
+def _length(said: Sequence[Paragraph], width: int) -> int:
     """Return how many lines paragraphs have, each at most `MOST`."""
     return sum(min(len(one.lines(width)), MOST) for one in said)
 
@@ -218,37 +202,6 @@ def _facts(said: Sequence[Paragraph], margin: int, width: int) -> Iterator[Row]:
             last = one.label
 
 
-def evidence(fact: Fact) -> Iterator[str]:
-    """Yield what a fact rests on, a line each, without the sentences that the fact itself says."""
-    said = fact.sentence.lower()
-    for line in fact.lines:
-        mark = {"ok": "✓ ", "no": "✗ ", "un": "? "}.get(line.mark, "")
-        parts = SENTENCES.split(line.text)
-        text = " ".join(part for part in parts if line.detail or part.lower().rstrip(".") not in said)
-        between = ": " if line.detail[:1].islower() or line.detail[:1].isdigit() else ". "
-        if text:
-            yield minus(f"{mark}{text.rstrip('.')}{between}{line.detail}" if line.detail else f"{mark}{text}")
-
-
-def _tables(answer: Answer, verbose: bool, console: Console, corrections: int | None) -> Iterator[list[Row]]:
-    """Yield the headline numbers, and the tables that stand here; of the corrections so many rows."""
-    if short := [one for one in answer.tiles if one.short]:
-        notes: tuple[str, ...] = (f"* {answer.heavy}",) if answer.heavy else ()
-        for ends in (True, False):  # of the curves, where there is room
-            cells = [(one.label, tile_text(one), one.band, _course(one, ends)) for one in short]
-            table = Table("tiles", "", ("", "value", "band", answer.over), cells, notes)
-            if getattr(console, "whole", False) or _fits(_columns(table, False)[0], console.width):
-                break
-        yield _table(table, console)
-    for table in answer.tables:
-        if table.shown == "always" or (verbose and table.shown == "more"):
-            if table.id == "corrections" and corrections is not None:
-                notes = table.notes if corrections == CORRECTIONS[0] else ()
-                table = replace(table, rows=table.rows[:corrections], notes=notes)
-            if table.rows:
-                yield _table(table, console)
-
-
 def _bottom(answer: Answer, width: int, verbose: bool) -> list[Row]:
     """Return findings of charts, what can be pasted, how it was made, and how to go on."""
     found = [one.title for one in answer.charts if one.name != "where"] if verbose else []
@@ -263,125 +216,80 @@ def _bottom(answer: Answer, width: int, verbose: bool) -> list[Row]:
     return rows + [(f"{label:<8}{command}", "") for label, command in answer.next]
 
 
-def _course(one: Tile, ends: bool) -> str:
-    drawn = "no trend" if one.flat else sparkline(one.curve, one.log and _wide(one.curve), TICKS_WIDTH)
-    return f"{drawn:<{TICKS_WIDTH}}{f'  {one.below}' if ends else ''}" if drawn else ""
+# ---------------------------------------------------------------- numbers
 
 
-def tile_text(one: Tile) -> str:
-    """Return the value of a tile with its interval and what stands beside it."""
-    if isinstance(one.number, str):
-        return one.number
-    value, interval = written(one.number)
-    beside = f"({one.interval})" if one.interval else one.remark and f"({one.remark})"
-    return minus(" ".join(part for part in (value, interval, beside) if part))
+def _tiles(answer: Answer, console: Console) -> list[Row]:
+    """Return the headline numbers of the short answer, with the ends of their curves where there is room."""
+    some = [one for one in answer.tiles if one.short]
+    curves = [(_curve(one), one.below) for one in some]
+    both = [f"{drawn:<{TICKS_WIDTH}}  {ends}" if drawn else "" for drawn, ends in curves]
+    rows = [[one.label, one.text, one.band, last] for one, last in zip(some, both, strict=True)]
+    if sum(max((cell_len(row[i]) for row in rows), default=0) + 2 for i in range(4)) - 2 > console.width:
+        rows = [[*row[:3], drawn] for row, (drawn, _) in zip(rows, curves, strict=True)]
+    notes = (f"* {answer.heavy}",) if answer.heavy else ()
+    return (
+        _table(Table("tiles", "", ("", "value", "band", answer.over), rows, notes), console) if rows else []
+    )
 
 
-def _wide(values: Sequence[float | None]) -> bool:
-    known = [value for value in values if value is not None]
-    return len(known) > 1 and max(known) > 30 * min(known) > 0
+def _curve(one: Tile) -> str:
+    return "no trend" if one.flat else sparkline(one.curve, one.log)
 
 
-def sparkline(values: Sequence[float | None], log: bool = False, width: int = 32) -> str:
-    """Return a sparkline of at most `width` ticks, with gaps for missing values; empty for fewer than two."""
-    step = max(1, math.ceil(len(values) / width))
-    heights = [
-        None
-        if value is None or not math.isfinite(value) or (log and value <= 0)
-        else math.log10(value)
-        if log
-        else value
-        for value in values[::step]
+def sparkline(values: Sequence[float | None], log: bool = False, width: int = TICKS_WIDTH) -> str:
+    """Return a sparkline of at most `width` ticks, with gaps for missing values; empty for fewer than two.
+
+    `log`: on a log scale, if its values span more than a factor of `WIDE`.
+    """
+    some = [
+        y if y is not None and math.isfinite(y) else None
+        for y in values[:: max(1, math.ceil(len(values) / width))]
     ]
-    known = [height for height in heights if height is not None]
+    known = [y for y in some if y is not None]
     if len(known) < 2:
         return ""
-    low, high, top = min(known), max(known), len(TICKS) - 1
-    span = high / 2 - low / 2  # which does not overflow
-    places = (None if h is None else (h / 2 - low / 2) / span if span > 0 else 0.0 for h in heights)
-    return "".join(" " if at is None else TICKS[round(top * at)] for at in places)
-
-
-# ---------------------------------------------------------------- tables
-
-
-@dataclass(frozen=True)
-class _Column:
-    """A column of formatted cells, with its natural and its least width."""
-
-    header: str
-    cells: tuple[str, ...]
-    natural: int
-    least: int
+    if log and max(known) > WIDE * min(known) > 0:
+        some, known = [y and math.log10(y) for y in some], [math.log10(y) for y in known]
+    low, half = min(known) / 2, max(known) / 2 - min(known) / 2  # which does not overflow
+    return "".join(
+        " " if y is None else TICKS[round((len(TICKS) - 1) * (y / 2 - low) / half) if half else 0]
+        for y in some
+    )
 
 
 def _table(table: Table, console: Console) -> list[Row]:
-    """Return a table's lines, a grid below the other where its columns do not fit, or else without them."""
-    whole = getattr(console, "whole", False)
-    columns, notes = _columns(table, whole)
-    pages = _pages(columns, console.width)
-    some = len(columns) if whole or table.shown == "always" else len(pages[0])
-    left = [one.header for one in columns[some:]]
-    if left:  # no note is said of them
-        table = replace(table, header=table.header[:some], rows=[row[:some] for row in table.rows])
-        columns, notes = _columns(table, whole)
-        pages = [columns]
+    """Return a table's lines, columns that do not fit below the others, each time with the first column."""
+    cells, marks = texts(table)
+    columns = [[printable(cell) for cell in column] for column in zip(table.header, *cells, strict=True)]
+    natural = [max(map(cell_len, column)) for column in columns]
+    least = [
+        wide
+        if wide <= WHOLE
+        else max(LEAST, *(min(cell_len(word), WORD) for text in column for word in text.split()))
+        for wide, column in zip(natural, columns, strict=True)
+    ]
     rows: list[Row] = [("", ""), *_text(table.caption, console.width)]
-    rows += [(line, "") for page in pages for line in _grid(page, console.width)]
-    numbered = " ".join(f"({place}) {note}" for note, place in notes.items())
-    more = [f"Left out for want of width: {', '.join(left)} (--json has all)."] if left else []
-    for note in (numbered, *table.notes, *more):
+    begin = 1
+    while begin == 1 or begin < len(columns):
+        end = begin + 1
+        while (
+            end < len(columns) and sum(least[i] + 2 for i in (0, *range(begin, end + 1))) - 2 <= console.width
+        ):
+            end += 1
+        some = [0, *range(begin, min(end, len(columns)))]
+        fits = sum(least[i] + 2 for i in some) - 2 <= console.width
+        grid = Grid(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        for i in some:
+            small = fits and natural[i] <= WHOLE
+            grid.add_column(
+                Text(columns[i][0]), overflow="fold", no_wrap=small, min_width=least[i] if fits else None
+            )
+        for row in list(zip(*columns, strict=True))[1:]:
+            grid.add_row(*(Text(row[i]) for i in some))
+        lines = console.render_lines(grid, console.options, pad=False)
+        rows += [("".join(segment.text for segment in line).rstrip(), "") for line in lines]
+        begin = end
+    for note in (" ".join(marks), *table.notes):
         rows += _text(note, min(console.width, PIPE_WIDTH), "dim", 2 if note.startswith("*") else 0)
     return rows
-
-
-def _columns(table: Table, whole: bool) -> tuple[list[_Column], dict[str, int]]:
-    """Return the columns of a table as text, and the notes on its cells by their number."""
-    cells = [[shown(cell, terse=True) for cell in row] for row in table.rows]
-    notes, columns = footnotes(cells), []
-    for place, head in enumerate(table.header):
-        marked = ((one, f"({notes[one.note]})" if one.note else "") for one in (row[place] for row in cells))
-        texts = tuple(printable(" ".join(filter(None, (*one[:2], mark)))) for one, mark in marked)
-        numeric = any(isinstance(row[place], int | Number) for row in table.rows) or table.id == "tiles"
-        header = printable(head)
-        natural = max(cell_len(text) for text in (header, *texts))
-        unbroken = (word for text in texts if whole or place == 0 for word in text.split())
-        words = max(map(cell_len, unbroken), default=0)
-        least = natural if numeric else min(natural, max(TEXT_WIDTH, min(words, WORD_WIDTH)))
-        columns.append(_Column(header, texts, natural, least))
-    return columns, notes
-
-
-def _pages(columns: Sequence[_Column], width: int) -> list[Sequence[_Column]]:
-    """Split the columns into groups that fit, each with the first column and at least one other."""
-    label, rest = columns[:1], list(columns[1:])
-    pages: list[Sequence[_Column]] = []
-    while rest or not pages:
-        many = max((n for n in range(2, len(rest) + 1) if _fits([*label, *rest[:n]], width)), default=1)
-        pages.append([*label, *rest[:many]])
-        rest = rest[many:]
-    return pages
-
-
-def _fits(columns: Sequence[_Column], width: int) -> bool:
-    return sum(column.least + PADDING for column in columns) - PADDING <= width
-
-
-def _grid(columns: Sequence[_Column], width: int) -> Iterator[str]:
-    """Yield the lines of a grid: the header over a rule, then the rows; long texts are wrapped."""
-    widths = [column.natural for column in columns]
-    room = width - PADDING * (len(columns) - 1)
-    while sum(widths) > room:
-        spare = [at for at, column in enumerate(columns) if widths[at] > column.least]
-        spare = spare or [at for at, wide in enumerate(widths) if wide > TEXT_WIDTH]  # two are too wide
-        if not spare:
-            break
-        widths[max(spare, key=lambda at: widths[at])] -= 1
-    for place, row in enumerate(zip(*((one.header, *one.cells) for one in columns), strict=True)):
-        cells = [_wrapped(cell, at, least=1) or [""] for cell, at in zip(row, widths, strict=True)]
-        for line in zip_longest(*cells, fillvalue=""):
-            yield (" " * PADDING).join(
-                text + " " * (at - cell_len(text)) for text, at in zip(line, widths, strict=True)
-            )
-        if place == 0:
-            yield "─" * (sum(widths) + PADDING * (len(columns) - 1))

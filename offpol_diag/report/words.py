@@ -317,7 +317,9 @@ def what_to_do(result: Result, given: Recommendation, causes: Sequence[Cause]) -
     open_, grown = result.undecided, growth(result)
     before = _resume(result, grown)
     first = f"First: {lower(open_.decide)}" if open_ and open_.decide else ""
-    lines = [Line(" ".join(filter(None, (first, before, given.sentence))))]
+    lines = [Line(first)] if first else []
+    lines += [Line(before, said=True)] if before else []
+    lines += [Line(given.sentence, said=not given.title)]
     if given.method:
         rule = result.presets[given.method].method if given.method in result.presets else ""
         lines += [Line(f"As a rule: {rule}, where r = π_train / π_rollout of a token.")] if rule else []
@@ -415,7 +417,7 @@ def how_sure(given: Recommendation) -> Fact | None:
     """Return what the decision rests on, and what is not known; None where no correction was weighed up."""
     if given.decision not in ("no correction needed", "METHOD at THRESHOLD"):
         return None
-    return Fact("How sure", given.source, "How sure?", (Line(given.source), Line(NO_GRADIENT)))
+    return Fact("How sure", given.source, "How sure?", (Line(given.source, said=True), Line(NO_GRADIENT)))
 
 
 # ---------------------------------------------------------------- what was read
