@@ -29,6 +29,7 @@ from offpol_diag.dump.read import open_dump
 from offpol_diag.presets import catalogue
 from offpol_diag.result import Result, Run
 from tests import oracles
+from tests.devices import same
 from tests.kinds import EACH, MADE
 from tests.reading import analyze
 
@@ -87,7 +88,7 @@ def _equal(x: float | None, y: float | None, name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def rows():
-    return oracles.make_rows(0.3, seed=1, many=24)
+    return oracles.make_rows(0.3, seed=1, many=72)
 
 
 @pytest.fixture(scope="module")
@@ -122,9 +123,9 @@ IDENTITY |= dict.fromkeys(("sequences_dropped", "sequences_touched", "catastroph
 
 
 def test_on_policy_there_is_no_gap_and_every_preset_leaves_everything_alone(rows, tmp_path):
-    same = [row | dict.fromkeys(POLICIES, row["rollout_log_probs"]) for row in rows]
+    alike = [row | dict.fromkeys(POLICIES, row["rollout_log_probs"]) for row in rows[:24]]
     every = (*catalogue.load().values(), *MADE)
-    summary = analyze([oracles.write(same, tmp_path / "a.parquet")], presets=every)
+    summary = analyze([oracles.write(alike, tmp_path / "a.parquet")], presets=every)
     for prefix in oracles.DRIFTS:
         assert {name: summary.whole[prefix + name].value for name in NO_GAP} == NO_GAP
     for preset in every:
@@ -147,9 +148,9 @@ def test_a_preset_reads_no_column_that_its_needs_do_not_name(rows, whole_and_row
 
 
 CUTS = {
-    "row groups of 1": ([range(24)], {"row_group": 1, "batch_tokens": 1}),
-    "row groups of 7": ([range(24)], {"row_group": 7}),
-    "shuffled files": (np.split((7 * np.arange(24) + 1) % 24, [9, 10]), {"batch_tokens": 300}),
+    "row groups of 1": ([range(72)], {"row_group": 1, "batch_tokens": 1}),
+    "row groups of 7": ([range(72)], {"row_group": 7}),
+    "shuffled files": (np.split((7 * np.arange(72) + 1) % 72, [27, 30]), {"batch_tokens": 300}),
 }
 
 
@@ -160,6 +161,8 @@ def test_cutting_the_dump_changes_no_number(rows, whole_and_rows, tmp_path, cut)
     summary = analyzed([[rows[at] for at in file] for file in files], tmp_path, sequences=table, **how)
     assert different(whole, summary) == {}
     assert summary.worst == whole.worst
+    assert same(summary.charts.model_dump(), whole.charts.model_dump())
+    assert len(whole.lengths.curve) > 3
     order = np.argsort(np.concatenate(files))
     assert_frame_equal(pl.read_parquet(table)[order], whole_rows, rel_tol=1e-12, abs_tol=0)
 
