@@ -339,6 +339,11 @@ BY_HAND = {
         weight("sum", upper=2.0),
         numbers={"weight_mean": E(-20), "ess_tokens": 1.0, "ess_sequences": 1.0},
     ),
+    "tiny weights are normalised to all digits": ByHand(  # 2 / (1 + 1/e) and 2/e / (1 + 1/e)
+        [[-16.0], [-17.0]],
+        weight("sum", upper=2.0, normalize=True),
+        numbers={"weight_std": math.tanh(0.5), "chi2_token": math.tanh(0.5) ** 2, "weight_mean": 1.0},
+    ),
     "normalising weights that are all zero divides by nothing": ByHand(
         [[3.0, -3.0]],
         weight("token", "mask", lower=0.5, upper=2.0, normalize=True),
