@@ -8,7 +8,7 @@ better. Methods of other families stand beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from statistics import fmean, median
 from typing import Final, NamedTuple
@@ -18,7 +18,6 @@ from offpol_diag.diagnosis.numbers import Evidence
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Policy, catalogue
 from offpol_diag.presets.catalogue import FAMILIES
-from offpol_diag.presets.words import method
 from offpol_diag.result import Decision, Point, Recommendation, Result, curve
 
 METHOD: Final = "METHOD at THRESHOLD"
@@ -68,13 +67,18 @@ def growth(summary: Result) -> Growth | None:
     if last <= max(GROWN * first, LEAST):
         return None
     steps = summary.charts.steps
-    names = [str(one) for one in steps.first] if steps else [one.step for one in points]
-    begins = []  # of the interval, and of the value: the first step from which on all are above the gate
-    for values in ([x.interval[0] if x.interval else x.value for x in points], [x.value for x in points]):
+    names = [*map(str, steps.first)] if steps else [one.step for one in points]
+
+    def since(values: Sequence[float | None]) -> str | None:
+        """Return the first step from which on all values are above the gate."""
         backwards = zip(reversed(names), reversed(values), strict=True)
         above = [name for name, x in takewhile(lambda end: end[1] is not None and end[1] > MERGE, backwards)]
-        begins.append(above[-1] if above else None)
-    surely, perhaps = begins if begins[0] != names[0] else (None, None)
+        return above[-1] if above else None
+
+    surely = since([one.interval[0] if one.interval else one.value for one in points])
+    perhaps = since([one.value for one in points])
+    if surely == names[0]:
+        surely = perhaps = None
     return Growth((known[0][0], known[-1][0]), (first, last), _collapse(summary), surely, perhaps)
 
 
@@ -83,34 +87,19 @@ def _collapse(summary: Result) -> tuple[float, float] | None:
 
     A step whose rewards are all equal has an interval of no width, and counts with the widest.
     """
-    known = [
-        (one.value, one.interval or (0.0, 0.0)) for one in curve(summary, "reward") if one.value is not None
-    ]
+    known = [(x.value, x.interval or (0.0, 0.0)) for x in curve(summary, "reward") if x.value is not None]
     third = len(known) // 3
     if not third:
         return None
-    widest = max((high - low) / 2 for _, (low, high) in known) or math.inf
-    (first, above), (last, below) = (
-        (
-            fmean(value for value, _ in part),
-            math.hypot(*((high - low) / 2 or widest for _, (low, high) in part)) / third,
-        )
-        for part in (known[:third], known[-third:])
-    )
-    fell = last < first - HALF * abs(first) and last + below < first - above
-    return (first, last) if fell else None
+    halves = [(high - low) / 2 for _, (low, high) in known]
+    halves = [half or max(halves) or math.inf for half in halves]
+    first, last = (fmean(value for value, _ in part) for part in (known[:third], known[-third:]))
+    above, below = (math.hypot(*part) / third for part in (halves[:third], halves[-third:]))
+    return (first, last) if last < first - HALF * abs(first) and last + below < first - above else None
 
 
 class Rule(NamedTuple):
-    """A rule of the recommendation.
-
-    Attributes:
-        name: short, stable id.
-        decision: what is decided where it holds.
-        holds: the condition.
-        sentence: text for the user.
-        source: what it rests on: the origin of a threshold, and the regime it applies to.
-    """
+    """A rule: its id, what is decided where it holds, that condition, what is said, and what it rests on."""
 
     name: str
     decision: Decision
@@ -202,49 +191,36 @@ def advised(summary: Result, trainer: str | None = None) -> Result:
 
 
 def recommend(summary: Result) -> Recommendation:
-    """Return the decision of the first rule that holds.
-
-    Beside a method stand those of other families, as they ship, that were computed of this dump.
-    """
-    seen, shipped, shown = Evidence(summary), catalogue.load(), summary.presets
+    """Return the decision of the first rule that holds; beside a method, those of other families."""
+    seen, shown = Evidence(summary), summary.presets
     rule = next(rule for rule in RULES if rule.holds(seen))
-    assert rule.decision is not None
-    sentence, causes = rule.sentence, summary.diagnosis.causes if summary.diagnosis else []
-    where = next((cause.where for cause in causes if cause.kind == "bug" and cause.where), "")
-    if rule.decision == "fix the bug first" and where:
-        sentence += f" Until then, leave out the sequences with {where}."
     chosen, *others = FAMILIES[seen.policy] if rule.decision == METHOD else (None,)
     return Recommendation(
         decision=rule.decision,
         title=chosen and DEFAULT,
         method=chosen,
         threshold=chosen and THRESHOLD,
-        sentence=sentence,
+        sentence=rule.sentence,
         rule=rule.name,
-        alternatives=[
-            name
-            for name in others
-            if name in shown and not shown[name].needs and shown[name].method == method(shipped[name])
-        ],
+        alternatives=[name for name in others if name in shown and not shown[name].needs],
         source=rule.source,
     )
 
 
 def prescribed(given: Recommendation, trainer: str, policy: Policy) -> str | None:
-    """Return the configuration to paste, or a comment if the trainer cannot express it, or None.
+    """Return the configuration to paste, or a comment if the trainer cannot express it.
 
     Args:
-        given: a recommendation; the result is None if it names no method of this version.
+        given: a recommendation; the result is None if it names no method.
         trainer: the trainer's own name (`trainers.trainer_named`).
         policy: the train policy of the dump.
     """
     from offpol_diag.trainers.translate import config_for  # a gate of a result needs no templates
 
     name = NOTHING[policy] if given.decision == "no correction needed" else given.method
-    presets = catalogue.load()
-    if name is None or name not in presets:
+    if name is None:
         return None
     try:
-        return config_for(presets[name], trainer).text()
+        return config_for(catalogue.load()[name], trainer).text()
     except ConfigError as error:
         return f"# {error}\n"

@@ -57,7 +57,6 @@ PresetFile = Annotated[File | None, Option(metavar="FILE", help="Your presets (d
 Trainer = Annotated[str | None, Option("--for", metavar="TRAINER", help="verl, trl, slime, …")]
 Sequences = Annotated[File | None, Option(metavar="FILE", help="Write a row per sequence, as Parquet.")]
 """Length, ΣΔ, and what each preset keeps of it."""
-Against = Annotated[Any, Option(metavar="PRESET", help="What others are compared with; else the first.")]
 Moved = Annotated[Any, Option("--preset", metavar="PRESET", help="Whose threshold moves.")]
 Which = Annotated[str | None, Option(metavar="BOUND", help="Which threshold: weight.upper, reject[0].lower.")]
 """reject[0] or weight alone is the window [1/b, b]; by default the one that the preset is about."""
@@ -176,30 +175,25 @@ def doctor(what: What, **how: Unpack[Computes]) -> Result:
         return _of("doctor", _diagnosed(_examined(dump, how)))
 
 
-def compare(
-    what: What, *others: Any, presets: Presets = None, against: Against = None, **how: Unpack[Evaluates]
-) -> Result:
+def compare(what: What, *others: Any, presets: Presets = None, **how: Unpack[Evaluates]) -> Result:
     """Corrections side by side on one dump, or further runs (B, C, …) against the first (A).
 
-    Of one dump: what each correction keeps, drops and weighs, which does better, and what each drops that the
-    first one keeps. Of runs: what differs from A, by how much, and whether it is real after a correction for
-    looking at many numbers. Differences are paired, with intervals of their own.
+    Of one dump: what each correction keeps, drops and weighs, how it differs from the first, and what each
+    drops that the first one keeps. Of runs: what differs from A, by how much, and whether it is real after a
+    correction for looking at many numbers. Differences are paired, with intervals of their own.
     """
     from offpol_diag.compare import of_presets, of_runs, reference
 
     known = _catalogue(how)
-    asked, base = _presets(known, presets), None if against is None else _one_preset(known, against)
-    if base is not None and others:
-        hint = "leave it out, or compare presets on the dumps as one: --as-one, or in Python a list"
-        raise UsageError("--against names a preset, and runs are compared with run A", hint)
+    asked = _presets(known, presets)
     with ExitStack() as stack:
         dumps = [stack.enter_context(_opened(one, how)) for one in (what, *others)]
         if others:
             runs = [_examined(one, how, asked) for one in dumps]
             results = [*map(_diagnosed, runs)]
             return _of("compare", results[0], against=of_runs(runs, results))
-        chosen = tuple(dict.fromkeys((*(asked or _usual(dumps[0], known)), *([base] if base else []))))
-        name = reference(dumps[0].info.columns, chosen, base)
+        chosen = asked or _usual(dumps[0], known)
+        name = reference(dumps[0].info.columns, chosen)
         examined = _examined(dumps[0], how, chosen, against=name)
         found = _advised(examined)
         return _of("compare", found, comparison=of_presets(examined, found, name))

@@ -30,13 +30,15 @@ from offpol_diag.number import Number, finite
 from offpol_diag.numerals import doubted, say, say_limit, say_value
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.presets.catalogue import Catalogue
-from offpol_diag.result import DiagnosisVerdict, GateVerdict, Result, first_mistake, place_of
-from offpol_diag.result import at_steps as steps_of
+from offpol_diag.result import DiagnosisVerdict, GateVerdict, Result, at_steps, first_mistake, place_of
 from offpol_diag.trainers import logged_names
 
+Kind = Literal["max", "min"]
 Outcome = Literal["passed", "failed", "could not say"]
 ORDER: tuple[DiagnosisVerdict, ...] = ("healthy", "honest_mismatch", "cannot_tell", "bug")
 """The diagnoses, each worse than the one before."""
+DIAGNOSIS = "diagnosis"
+"""The name of the verdict on the diagnosis, beside the names of numbers."""
 STEP = "step:"
 """What precedes the name of a number that must hold at every training step."""
 DIFFER = "tokens_differ"
@@ -47,16 +49,16 @@ DIFFER = "tokens_differ"
 
 @dataclass(frozen=True)
 class Limit:
-    """What a number must keep to, low ≤ number ≤ high: of the dump or of a preset, whole or at every step."""
+    """The most (max) or least (min) that a number may be: of the dump or a preset, whole or at every step."""
 
     name: str
     preset: str = ""
     step: bool = False
-    low: float = -math.inf
-    high: float = math.inf
+    kind: Kind = "max"
+    value: float = math.inf
 
     @classmethod
-    def of(cls, text: str, **bounds: float) -> Limit:
+    def of(cls, text: str, kind: Kind = "max", value: float = math.inf) -> Limit:
         """Parse a name: `k3`, `total.k3`, `step:k3`, `seq_mis.ess_tokens`; of a preset any of its names.
 
         A name that a trainer logs is that of the number which equals it: `rollout_corr/kl` is `k1`.
@@ -68,7 +70,7 @@ class Limit:
             of, name = "", f"{of}.{name}".lstrip(".")
         with suppress(KeyError, OffpolError):  # a preset of a user's file is not in the catalogue
             of = of and catalogue.load()[of].name
-        return cls(name, of, text.startswith(STEP), **bounds)
+        return cls(name, of, text.startswith(STEP), kind, value)
 
     @property
     def number(self) -> str:
@@ -97,8 +99,8 @@ class Gates(BaseModel):
     @property
     def limits(self) -> list[Limit]:
         """All limits, the largest values first."""
-        highest = [Limit.of(name, high=limit) for name, limit in self.max.items()]
-        return highest + [Limit.of(name, low=limit) for name, limit in self.min.items()]
+        highest = [Limit.of(name, "max", value) for name, value in self.max.items()]
+        return highest + [Limit.of(name, "min", value) for name, value in self.min.items()]
 
     def to_compute(self, known: Catalogue) -> tuple[tuple[Preset, ...], tuple[str, ...]]:
         """Return the presets that the names need, and the numbers that are needed at each training step."""
@@ -112,34 +114,29 @@ def required(gates: Path | None = None, **options: Any) -> Gates:
 
     Args:
         gates: the file; the path of its baseline is taken from beside it.
-        **options: by the keys of `Gates`; limits as a mapping, or as texts `k3=0.002`.
+        **options: by the keys of `Gates`; limits as texts `k3=0.002`.
 
     Raises:
         UsageError: nothing is asked, or an option or the file is invalid.
     """
-    table: dict[str, Any] = {}
-    try:
-        if gates is not None:
-            table = files.toml(files.read(gates, files.MOST_TOML).decode("utf-8-sig"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{gates}: no gate file: {error}", "its form is that of docs/ci.md") from error
-    if gates is not None and isinstance(table.get("baseline"), str):
-        table["baseline"] = gates.parent / table["baseline"]
-    asked = {key: value for key, value in options.items() if value or value == 0}
+    filed, asked = Gates(), {key: value for key, value in options.items() if value or value == 0}
+    if gates is not None:
+        try:
+            filed = Gates(**files.toml(files.read(gates, files.MOST_TOML).decode("utf-8-sig")))
+        except (OSError, ValueError) as error:
+            why = first_mistake(error) if isinstance(error, ValidationError) else error
+            raise UsageError(f"{gates}: no gate file: {why}", "its form is that of docs/ci.md") from error
+        if filed.baseline:
+            filed = filed.model_copy(update={"baseline": gates.parent / filed.baseline})
     for key in {"max", "min"} & asked.keys():
         pairs = [text.rpartition("=") for text in asked[key]]
         own = {name.strip(): limit.strip() for name, _, limit in pairs}
-        there = table.get(key, {})
-        asked[key] = (
-            own | {name: x for name, x in there.items() if name not in own}
-            if isinstance(there, dict)
-            else there
-        )
+        asked[key] = {**own, **{name: x for name, x in getattr(filed, key).items() if name not in own}}
     try:
-        found = Gates.model_validate(table | asked)
+        found = Gates(**filed.model_dump(exclude_unset=True) | asked)
     except ValidationError as error:
-        what = f"{'--' if gates is None else f'{gates}: '}{first_mistake(error)}"
-        raise UsageError(what, "docs/ci.md has the form: --max k3=0.002, --fail-on bug") from error
+        hint = "docs/ci.md has the form: --max k3=0.002, --fail-on bug"
+        raise UsageError(f"--{first_mistake(error)}", hint) from error
     if not (found.limits or found.fail_on or found.baseline):
         example = "say what must hold: --fail-on bug, --max k3=0.002 --min ess_tokens=0.5, "
         raise UsageError("no bound is given", f"{example}--gates FILE.toml or --baseline RESULT.json")
@@ -148,7 +145,7 @@ def required(gates: Path | None = None, **options: Any) -> Gates:
 
 # ---------------------------------------------------------------- one number
 
-HIDDEN: Mapping[str, Literal["max", "min"]] = {
+HIDDEN: Mapping[str, Kind] = {
     "mean_ratio": "max",
     "chi2_token": "max",
     "chi2_sequence": "max",
@@ -162,33 +159,38 @@ and the effective sample size smaller."""
 
 @dataclass(frozen=True)
 class Ruling:
-    """The verdict on one number; `passed` is None where it cannot be judged."""
+    """Whether a bound holds; `passed` is None where it cannot be judged."""
 
     passed: bool | None
     reason: str = ""
     open: bool = False
 
 
-def rule(number: Number, low: float = -math.inf, high: float = math.inf, hidden: str = "") -> Ruling:
-    """Check a number against limits; an unreliable one can fail only on the side that is `hidden`."""
-    value = math.inf if number.value is None and number.log10 is not None else number.value
-    first, last = number.interval or (value, value)
-    if value is None or first is None or last is None or any(map(math.isnan, (value, first, last))):
+def rule(number: Number, kind: Kind, limit: float, certain: bool = False) -> Ruling:
+    """Check a number against a limit.
+
+    Args:
+        number: the number.
+        kind: whether it may be at most, or at least, the limit.
+        limit: the limit.
+        certain: whether an unreliable number whose whole interval lies beyond the limit fails all the same.
+    """
+    if not number.known:
         return Ruling(None, number.unknown or "it is not a number")
-    above, below = first > high, last < low
-    note = number.note or ""
+    value = math.inf if number.value is None else number.value
+    ends = number.interval or (value, value)
+    if any(map(math.isnan, (value, *ends))):
+        return Ruling(None, "it is not a number")
+    within = [x <= limit if kind == "max" else x >= limit for x in ends]
+    note, beyond = number.note or "", not any(within)
     if doubted(number):
-        if not (number.interval and ((above and hidden == "max") or (below and hidden == "min"))):
+        if not (certain and beyond and number.interval):
             return Ruling(None, note)
         note += ", but what a heavy tail hides lies farther beyond the bound"
-    within = low <= first and last <= high
-    why = "" if within else "the 95% interval holds values on both sides of the bound"
-    why = "the whole 95% interval lies beyond it" if above or below else why
-    return Ruling(
-        not (above or below),
-        joined(why if number.interval else "no interval", note),
-        open=not (within or above or below),
-    )
+    why = "" if all(within) else "the 95% interval holds values on both sides of the bound"
+    why = "the whole 95% interval lies beyond it" if beyond else why
+    why = why if number.interval else "no interval"
+    return Ruling(not beyond, joined(why, note), open=any(within) and not all(within))
 
 
 def joined(*parts: str) -> str:
@@ -207,25 +209,22 @@ def find(result: Result, one: Limit) -> Number:
     return Number(unknown=joined(f'no number "{one.number}" in this result', did_you_mean(one.number, known)))
 
 
-FEWEST = 5
-"""Fewest sequences of a step for which its interval is used."""
-WORDS = ("fail", "cannot be judged", "are open")
+WORDS = {0: "fail", 1: "cannot be judged", 2: "are open"}
 
 
-def at_steps(result: Result, one: Limit) -> tuple[list[tuple[str, Number]], str]:
+def by_step(result: Result, one: Limit) -> tuple[list[tuple[str, Number]], str]:
     """Return the number at each step, unreliable where that of the dump is, and what is missing.
 
     Numbers of a pair of policies are by step those of the main pair, without its prefix.
     """
-    whole, main, rows, places = find(result, one), result.prefix, [], steps_of(result)
+    whole, main, rows, places = find(result, one), result.prefix, [], at_steps(result)
     names = (one.name, one.name.removeprefix(main)) if one.preset or one.name.startswith(main) else ()
     for place in places:
         of_preset = result.of(place_of("step", place.key, f"preset/{one.preset}"))
         numbers = of_preset if one.preset else place.numbers
         if number := next((numbers[name] for name in names if name in numbers), None):
-            interval = None if place.sequences < FEWEST else number.interval
             note = whole.note if doubted(whole) else number.note
-            rows.append((place.key, replace(number, interval=interval, note=note)))
+            rows.append((place.key, replace(number, note=note)))
     if not places:
         return [], "no row of this dump has a step"
     every = len(places) + result.axes["step"].left_out
@@ -235,43 +234,27 @@ def at_steps(result: Result, one: Limit) -> tuple[list[tuple[str, Number]], str]
 
 def bound(result: Result, one: Limit) -> GateVerdict:
     """Judge a number, or that of every step by the worst one; one failed step is enough to fail."""
-    rows, missing = at_steps(result, one) if one.step else ([("", find(result, one))], "")
-    above = one.high < math.inf
-    limit = one.high if above else one.low
-    each = []
-    for key, number in rows:
+    rows, missing = by_step(result, one) if one.step else ([("", find(result, one))], "")
+    certain, each = HIDDEN.get(one.name.rpartition(".")[2]) == one.kind, []
+    for step, number in rows:
         exact = replace(number, interval=None) if one.name.endswith(DIFFER) else number
-        ruling = rule(exact, one.low, one.high, HIDDEN.get(one.name.rpartition(".")[2], ""))
+        ruling = rule(exact, one.kind, one.value, certain)
         rank = 3 if ruling.passed and not ruling.open else {False: 0, None: 1, True: 2}[ruling.passed]
         size = math.inf if exact.value is None else exact.value
-        each.append((rank, -size if above else size, key, exact, ruling))
-    rank, _, step, number, ruling = min(
-        each, default=(1, 0.0, "", Number(), Ruling(None)), key=lambda x: x[:2]
-    )
-    if missing and ruling.passed is not False:
-        rank, step, number, ruling = 3, "", Number(), Ruling(None, missing)
-    some = (
-        f"{sum(other == rank for other, *_ in each)} of {len(rows)} steps {WORDS[rank]}"
-        if step and rank < 3
-        else ""
-    )
-    return verdict(
-        f"{STEP * one.step}{one.number}",
-        replace(ruling, reason=joined(ruling.reason, some)),
-        number,
-        bound="max" if above else "min",
-        must=f"{'≤' if above else '≥'} {say_limit(limit, number.unit)}",
-        limit=limit,
+        each.append((rank, -size if one.kind == "max" else size, step, exact, ruling))
+    if missing and all(rank > 0 for rank, *_ in each):
+        each = [(3, 0.0, "", Number(), Ruling(None, missing))]
+    rank, _, step, number, ruling = min(each, key=lambda row: row[:2])
+    some = sum(other == rank for other, *_ in each)
+    alike = f"{some} of {len(rows)} steps {WORDS[rank]}" if step and rank in WORDS else ""
+    return GateVerdict(
+        name=f"{STEP * one.step}{one.number}",
+        must=f"{'≤' if one.kind == 'max' else '≥'} {say_limit(one.value, number.unit)}",
+        limit=one.value,
+        number=replace(number, note=None),
         where=f"step {step}" if step else "",
+        **vars(replace(ruling, reason=joined(ruling.reason, alike))),
     )
-
-
-def verdict(name: str, ruling: Ruling, number: Number, **of: Any) -> GateVerdict:
-    """Build a verdict; infinite values and ends, which JSON has no word for, are None."""
-    value = number.value if number.value is not None and math.isfinite(number.value) else None
-    ends = number.interval if number.interval and all(map(math.isfinite, number.interval)) else None
-    shown = {"value": value, "interval": ends, "log10": number.log10, "unit": number.unit}
-    return GateVerdict(name=name, passed=ruling.passed, reason=ruling.reason, open=ruling.open, **shown, **of)
 
 
 # ---------------------------------------------------------------- all of them
@@ -279,11 +262,9 @@ def verdict(name: str, ruling: Ruling, number: Number, **of: Any) -> GateVerdict
 
 def judged(now: Result, gates: Gates, base: Result | None = None) -> list[GateVerdict]:
     """Return all verdicts on the result `now`; `base` is the earlier result."""
-    limits = gates.limits
-    equal = now.main(DIFFER).value == 0 and any(one.name.endswith(DIFFER) for one in limits)
     return [
-        *([diagnosis(now, gates.fail_on, equal)] if gates.fail_on else []),
-        *(bound(now, one) for one in limits),
+        *([diagnosis(now, gates.fail_on)] if gates.fail_on else []),
+        *(bound(now, one) for one in gates.limits),
         *(against(now, base, gates) if base else ()),
     ]
 
@@ -298,32 +279,27 @@ SEQUENCES, PROMPTS = 16, 4
 """Fewest sequences, and prompts where the dump has group_id, of which not finding a bug says something."""
 
 
-def diagnosis(result: Result, fails: DiagnosisVerdict, equal: bool = False) -> GateVerdict:
+def diagnosis(result: Result, fails: DiagnosisVerdict) -> GateVerdict:
     """Judge the diagnosis (`docs/ci.md` has the table).
 
-    Several causes that fit pass as open, unless `cannot_tell` fails or one of them is a bug. Columns that are
-    `equal` because a limit asks for it are no copies, and pass.
+    Several causes that fit pass as open, unless `cannot_tell` fails or one of them is a bug.
     """
     found, dump = result.diagnosis, result.dump
-    few = dump.sequences < SEQUENCES or ("group_id" in dump.columns and dump.groups < PROMPTS)
-    unsure = found is not None and found.verdict == "cannot_tell"
-    perhaps = found is not None and any(one.kind == "bug" for one in found.candidates)
     if found is None:
         ruling = Ruling(None, "this result holds no diagnosis")
-    elif equal and unsure and not few:
-        ruling = Ruling(True)
     elif ORDER.index(found.verdict) >= ORDER.index(fails):
         ruling = Ruling(False)
-    elif few:
-        ruling = Ruling(
-            None, f"too little to see a bug: that needs {SEQUENCES} sequences and {PROMPTS} prompts"
-        )
-    elif unsure and not found.candidates:
+    elif dump.sequences < SEQUENCES or ("group_id" in dump.columns and dump.groups < PROMPTS):
+        few = f"too little to see a bug: that needs {SEQUENCES} sequences and {PROMPTS} prompts"
+        ruling = Ruling(None, few)
+    elif found.verdict != "cannot_tell":
+        ruling = Ruling(True)
+    elif not found.candidates:
         ruling = Ruling(None, "whether it is a bug could not be tested")
-    elif perhaps:
+    elif any(one.kind == "bug" for one in found.candidates):
         ruling = Ruling(None, "whether it is a bug, this dump cannot tell: not all that fits is honest")
     else:
-        ruling = Ruling(True, "which cause it is, this dump cannot tell" if unsure else "", open=unsure)
+        ruling = Ruling(True, "which cause it is, this dump cannot tell", open=True)
     return _of_diagnosis(result, ruling, "no bug" if fails == "bug" else "neither bug nor cannot tell")
 
 
@@ -336,9 +312,7 @@ def _of_diagnosis(result: Result, ruling: Ruling, must: str) -> GateVerdict:
         decide = f"to decide, {found.decide[:1].lower()}{found.decide[1:]}" if found.decide else ""
         more = [f"{bug.id}: {bug.statement}", f"fix: {bug.fix}"] if bug else [fits or found.headline, decide]
     reason = joined(ruling.reason, *(one.rstrip(".") for one in more))
-    return verdict(
-        "diagnosis", replace(ruling, reason=reason), Number(), bound="diagnosis", must=must, limit=0.0
-    )
+    return GateVerdict(name=DIAGNOSIS, must=must, **vars(replace(ruling, reason=reason)))
 
 
 def plain(verdict: DiagnosisVerdict) -> str:
@@ -357,46 +331,45 @@ def against(now: Result, base: Result, gates: Gates) -> Iterator[GateVerdict]:
     for one in names:
         there = find(base, one)
         if not doubted(there) and (there.value is not None or one.preset not in ("", *base.presets)):
-            yield _compare(now, base, one, gates.tolerance)
+            yield _no_worse(find(now, one), there, one, gates.tolerance)
     if base.diagnosis:
         earlier, here = base.diagnosis.verdict, now.diagnosis
         passed = None if here is None else ORDER.index(here.verdict) <= ORDER.index(earlier)
         yield _of_diagnosis(now, Ruling(passed), f"no worse than {plain(earlier)} in the baseline")
 
 
-def _compare(now: Result, base: Result, one: Limit, share: float) -> GateVerdict:
+def _no_worse(here: Number, there: Number, one: Limit, share: float) -> GateVerdict:
     """Judge the difference of a number from the baseline's, in the direction that is worse.
 
     The results count as independent runs: a comparison fails if the whole interval of the difference lies
     beyond the tolerance.
     """
-    here, there, metric = find(now, one), find(base, one), one.name.rpartition(".")[2]
-    mine, theirs = (
-        found.presets[one.preset].method if one.preset in found.presets else "" for found in (now, base)
-    )
-    must = f"no worse than {say_value(there.value, there.unit)} by more than {100 * share:g}%"
-    kind, limit, ruling = "max", 0.0, Ruling(None, f"the preset is another method in the baseline: {theirs}")
-    if here.value is None or there.value is None:
-        side = "" if here.value is None else "the baseline: "
-        ruling = Ruling(
-            None, side + ((here.unknown if here.value is None else there.unknown) or "it overflows")
-        )
-    elif mine == theirs or not theirs:
+    metric, limit = one.name.rpartition(".")[2], 0.0
+    if here.value is None:
+        ruling = Ruling(None, here.unknown or "it overflows")
+    elif there.value is None:
+        ruling = Ruling(None, f"the baseline: {there.unknown}")
+    else:
         way = worse(metric)
         was = _badness(there, way)
         change = replace(difference(_badness(here, way), was), note=here.note, unit=here.unit)
         allowed = share * abs(was.value or 0.0)
-        above = way.sign == "away" and here.interval is not None and here.interval[0] >= way.target
-        outward = "max" if way.sign == "higher" or above else "min"
-        ruling = rule(change, high=allowed, hidden="max" if HIDDEN.get(metric) == outward else "")
+        # what a tail hides is worse where it moves the number away from its target, or in its one direction
+        above = way.sign != "away" or (here.interval is not None and here.interval[0] >= way.target)
+        certain = above and HIDDEN.get(metric) == ("min" if way.sign == "lower" else "max")
+        ruling = rule(change, "max", allowed, certain)
         if ruling.passed is not None:
             said = f"worse by {say(replace(change, note=None))}, {say_value(allowed, here.unit)} allowed"
             ruling = replace(ruling, reason=joined(said, ruling.reason))
-            kind, limit = "within", abs(there.value - way.target) + allowed
-            if way.sign != "away":
-                kind = "max" if way.sign == "higher" else "min"
-                limit = there.value + (allowed if way.sign == "higher" else -allowed)
-    return verdict(one.number, ruling, here, must=must, bound=kind, limit=finite(limit))
+            limit = there.value + (-allowed if way.sign == "lower" else allowed)
+            limit = abs(there.value - way.target) + allowed if way.sign == "away" else limit
+    return GateVerdict(
+        name=one.number,
+        must=f"no worse than {say_value(there.value, there.unit)} by more than {100 * share:g}%",
+        limit=finite(limit),
+        number=replace(here, note=None),
+        **vars(ruling),
+    )
 
 
 def _badness(number: Number, way: Worse) -> Number:

@@ -333,7 +333,6 @@ class Comparison(Model):
 
     against: str = Field(description="the preset that the others are compared with")
     differences: dict[str, Numbers] = Field(description="preset → number → its value less the reference's")
-    better: dict[str, str] = Field(description="number → the preset that is surely the best, or a dash")
     all_tokens: Subset | None = None
     all_sequences: Subset | None = None
     drops: list[Drops] = []
@@ -378,9 +377,8 @@ class Contrast(NamedTuple):
     Attributes:
         difference: B less A, taken within each bootstrap replicate.
         ratio: B over A, where both are positive.
-        effect: the size of the difference in words.
-        p_adjusted: corrected for the number of tests.
-        differs: None: not tested; `reason` says why.
+        p_adjusted: by Holm's method for the number of tests, over all runs.
+        differs: whether that is below 5%; None: not tested, `reason` says why.
     """
 
     name: str
@@ -388,7 +386,6 @@ class Contrast(NamedTuple):
     b: Number
     difference: Number
     ratio: Number | None = None
-    effect: str = ""
     p_value: float | None = None
     p_adjusted: float | None = None
     differs: bool | None = None
@@ -400,15 +397,9 @@ class Against(Model):
 
     letter: str = Field("B", description="what the run is called: B, C, …")
     run: Result
-    headline: str
     pairing: str = Field(description="which groups (prompts) both have: those are resampled together")
-    correction: str = Field(description="how p-values were corrected for their number, over all runs")
-    level: float
-    tested: Whole
-    differing: Whole
     contrasts: list[Contrast] = Field(description="most important first")
-    needs: dict[str, str] = Field({}, description="what cannot be compared → the columns that it needs")
-    notes: list[str] = []
+    missing: list[str] = Field([], description="pairs of policies and presets that not both have")
 
 
 # ---------------------------------------------------------------- the diagnosis
@@ -589,13 +580,9 @@ class GateVerdict(Model):
     """The verdict on one bound."""
 
     name: str = Field(description="k3, seq_mis.ess_tokens, step:k3; or diagnosis")
-    bound: Literal["max", "min", "within", "diagnosis"] = Field(description="within: distance from a target")
     must: str = Field(description="the bound in words: ≤ 0.002")
-    limit: float = Field(description="0 for a diagnosis")
-    unit: str = Field("", description="of value and limit; empty: a pure number")
-    value: float | None = None
-    interval: tuple[float, float] | None = None
-    log10: float | None = Field(None, description="log10 of the value, where the value itself overflows")
+    limit: float = Field(0.0, description="0 for a diagnosis; of one near a target, the distance from it")
+    number: Number = Field(Number(), description="what was judged; of a diagnosis nothing")
     passed: bool | None = Field(description="null: undecided")
     open: bool = Field(False, description="the interval crosses the bound: no evidence of a failure")
     reason: str = ""

@@ -66,9 +66,9 @@ class Bound:
         return "sequence" if self.rule.over in OF_SEQUENCES else "token"
 
     @property
-    def own(self) -> float | None:
+    def own(self) -> float:
         """The preset's own threshold; of a window its upper end."""
-        return self.rule.lower if self.side == "lower" else self.rule.upper
+        return (self.rule.lower if self.side == "lower" else self.rule.upper) or 0.0
 
     def ends(self, value: float) -> dict[str, float]:
         """Return the keys of the part that vary, with their values at a threshold."""
@@ -82,14 +82,9 @@ class Bound:
         one, rule = self.preset, replace(self.rule, **ends)  # type: ignore[arg-type]
         weight = rule if isinstance(rule, Weight) else one.weight
         reject: Any = tuple(rule if old is self.rule else old for old in one.reject)
-        return replace(
-            one,
-            name=f"{one.name}@{','.join(map(repr, ends.values()))}",
-            weight=weight and replace(weight, normalize=False),
-            reject=reject,
-            generation=None,
-            aliases=(),
-        )
+        weight = weight and replace(weight, normalize=False)
+        name = f"{one.name}@{','.join(map(repr, ends.values()))}"
+        return replace(one, name=name, weight=weight, reject=reject, generation=None, aliases=())
 
     def objection(self, value: float) -> str:
         """Return why a threshold is invalid; empty if it is valid."""
@@ -99,8 +94,8 @@ class Bound:
         return next((f"{key}: {why}" for key, why in problems), "")
 
 
-def bounds_of(preset: Preset) -> list[Bound]:
-    """List the bounds of a preset that can vary: of rules, then of the weight; windows before sides."""
+def bounds_of(preset: Preset) -> dict[str, Bound]:
+    """Return the bounds of a preset that can vary, by name: of rules, then of the weight; windows first."""
     parts = {f"reject[{at}]": rule for at, rule in enumerate(preset.reject)} | {"weight": preset.weight}
     found = []
     for place, rule in parts.items():
@@ -113,7 +108,22 @@ def bounds_of(preset: Preset) -> list[Bound]:
                 found.append(Bound(preset, place, "window", rule))
         found += [Bound(preset, place, "upper", rule)] if rule.upper is not None else []
         found += [Bound(preset, place, "lower", rule)] if rule.lower is not None else []
-    return found
+    return {str(one): one for one in found}
+
+
+def pick(preset: Preset, which: str | None) -> Bound:
+    """Return the bound of this name; without one that which the preset is about.
+
+    Raises:
+        UsageError: there is none.
+    """
+    every = bounds_of(preset)
+    if not every:
+        raise UsageError(f"{preset.name} has no bound that can be swept", "name a preset with a threshold")
+    if which is not None and which not in every:
+        hint = did_you_mean(which, list(every)) or f"--which may be {', '.join(every)}"
+        raise UsageError(f'{preset.name} has no bound "{which}"', hint)
+    return every[which or next(iter(every))]
 
 
 # ---------------------------------------------------------------- thresholds
@@ -124,38 +134,20 @@ FAR = (2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 1000.0
 """Factors beyond 2."""
 
 
-def round_numbers(bound: Bound) -> tuple[float, ...]:
+def round_numbers(bound: Bound) -> list[float]:
     """List all round thresholds of a wide range, ascending, and the preset's own."""
-
-    def decades(first: int, last: int) -> list[float]:  # each the float nearest to the intended decimal
-        return [float(f"{step * 10.0**power:.9g}") for power in range(first, last + 1) for step in STEPS]
-
+    # each is the float nearest to the intended decimal
+    decades = [float(f"{step * 10.0**power:.9g}") for power in range(-8, 3) for step in STEPS]
+    near = [x for x in decades if 1e-6 <= x < 1]
     below = bound.side == "lower"
     if bound.statistic not in LOGARITHMIC:
         sign = -1 if below and bound.statistic in SIGNED else 1
-        values = [sign * x for x in decades(-8, 2)]
+        values = [sign * x for x in decades]
     elif below:
-        values = [float(f"{1 - x:.9g}") for x in decades(-6, -1)] + [10.0**-k for k in range(1, 9)]
+        values = [float(f"{1 - x:.9g}") for x in near] + [10.0**-k for k in range(1, 9)]
     else:
-        values = [float(f"{1 + x:.9g}") for x in decades(-6, -1)] + list(FAR)
-    own = [] if bound.own is None else [bound.own]
-    return tuple(sorted({*own, *(x for x in values if not bound.objection(x))}))
-
-
-def pick(preset: Preset, which: str | None) -> Bound:
-    """Return the bound of this name; without one that which the preset is about.
-
-    Raises:
-        UsageError: there is none.
-    """
-    every = {str(one): one for one in bounds_of(preset)}
-    if not every:
-        hint = "name a preset with a threshold"
-        raise UsageError(f"{preset.name} has no bound that can be swept", hint)
-    if which is not None and which not in every:
-        hint = did_you_mean(which, list(every)) or f"--which may be {', '.join(every)}"
-        raise UsageError(f'{preset.name} has no bound "{which}"', hint)
-    return every[which or next(iter(every))]
+        values = [float(f"{1 + x:.9g}") for x in near] + list(FAR)
+    return sorted({bound.own, *(x for x in values if not bound.objection(x))})
 
 
 def parse(text: str, bound: Bound) -> list[float]:
@@ -169,9 +161,8 @@ def parse(text: str, bound: Bound) -> list[float]:
     except ValueError:
         values = [math.nan]
     if not (all(map(math.isfinite, values)) and all(one < two for one, two in pairwise(values))):
-        raise UsageError(
-            f"--at {text}: thresholds are numbers that rise", "for example --at 1.0001,1.001,1.01"
-        )
+        example = "for example --at 1.0001,1.001,1.01"
+        raise UsageError(f"--at {text}: thresholds are numbers that rise", example)
     for value in values:
         if why := bound.objection(value):
             raise UsageError(f"--at {value:g}: {bound} of {bound.preset.name}: {why}", "leave it out")
@@ -204,12 +195,12 @@ def sweep(
         UsageError: a bound, a threshold or the share cannot be, or a column is missing.
     """
     bound, have = pick(preset, which), {*dump.info.columns}
-    every = [bound.ends(value) for value in (parse(at, bound) if at is not None else round_numbers(bound))]
+    values = round_numbers(bound) if at is None else parse(at, bound)
     if lacking := preset.lacking(have | ({"advantages"} if {"rewards", "group_id"} <= have else set())):
         missing = f"the dump has no {' and no '.join(lacking)}, which {preset.name} cannot do without"
         raise UsageError(missing, "name the column with --columns, or sweep another preset")
     solved = None if keep is None else solve(dump, bound, keep, alone=which is not None)
-    every += [solved[0]] if solved else []
+    every = [*map(bound.ends, values), *([solved[0]] if solved else [])]
     moved = [bound.moved(ends) for ends in every]
     whole = diagnosed(examine(dump, presets=(preset, *moved), lag_0=True, **how))
     points = [
@@ -237,8 +228,7 @@ def sweep(
     others = tuple(f"preset/{one.name}" for one in moved)
     numbers = {subject: one for subject, one in whole.subjects.items() if not subject.startswith(others)}
     presets = {preset.name: whole.presets[preset.name]}
-    run = whole.run.model_copy(update={"command": "sweep"})
-    return whole.model_copy(update={"presets": presets, "subjects": numbers, "run": run, "sweep": found})
+    return whole.model_copy(update={"presets": presets, "subjects": numbers, "sweep": found})
 
 
 # ---------------------------------------------------------------- the bounds that keep a share
@@ -277,23 +267,20 @@ def solve(dump: Dump, bound: Bound, share: float, alone: bool) -> tuple[dict[str
     many = len(x)
     if not many:
         raise DumpError("the dump has no sequence", "check that its writer was closed")
-    both = bound.side == "window" or (
-        not alone and None not in (rule.lower, rule.upper) and bound.statistic in SIGNED
-    )
+    both = None not in (rule.lower, rule.upper) and bound.statistic in SIGNED
+    both = bound.side == "window" or (both and not alone)
     keep = max(1, math.ceil(share * many - 1e-9))
     below = (many - keep) // 2 if both else many - keep if bound.side == "lower" else 0
-    bounds, first, last = dict[str, float](), 0, many
+    low, high = float(x[below]), float(x[below + keep - 1])
+    first, last = int(np.searchsorted(x, low, "left")), int(np.searchsorted(x, high, "right"))
+    bounds = dict[str, float]()
     if both or bound.side == "lower":
-        value = float(x[below])
-        first = int(np.searchsorted(x, value, "left"))
-        beyond = float(x[first - 1]) if first else value - max(abs(value) * SPARE, 1e-9)
-        bounds["lower"] = shortest(beyond, value, logs, nearest=value)
+        beyond = float(x[first - 1]) if first else low - max(abs(low) * SPARE, 1e-9)
+        bounds["lower"] = shortest(beyond, low, logs, nearest=low)
     if both or bound.side == "upper":
-        value = float(x[below + keep - 1])
-        last = int(np.searchsorted(x, value, "right"))
-        beyond = float(x[last]) if last < many else value + max(abs(value) * SPARE, 1e-9)
-        bounds["upper"] = shortest(value, beyond, logs, nearest=value)
-    return bounds, last - first, many
+        beyond = float(x[last]) if last < many else high + max(abs(high) * SPARE, 1e-9)
+        bounds["upper"] = shortest(high, beyond, logs, nearest=high)
+    return bounds, (last if "upper" in bounds else many) - (first if "lower" in bounds else 0), many
 
 
 def shortest(low: float, high: float, logs: bool, nearest: float) -> float:

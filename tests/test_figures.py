@@ -47,19 +47,13 @@ RESULTS = {
         name: lambda name=name: offpol_diag.analyze(sample(name), **FEW)
         for name in ("collapse", "healthy", "quantized", "stale")
     },
-    "presets": lambda: offpol_diag.compare(sample("collapse"), **FEW),
     "runs": lambda: offpol_diag.compare(sample("stale"), sample("quantized"), device="cpu"),
     "sweep": lambda: offpol_diag.sweep(sample("collapse"), "geo_rs", keep=0.5, device="cpu"),
-    "gate": lambda: offpol_diag.gate(
-        sample("collapse"), max={"k3": 0.015, "step:k3": 0.1}, min={"ess_tokens": 0.5}, device="cpu"
-    ),
 }
 CHARTS = {
     "collapse": TEN,
-    "presets": ("ess",),
     "runs": ("runs_by_step",),
     "sweep": ("sweep",),
-    "gate": ("step_k3_max",),
 }
 made: dict[str, offpol_diag.Result] = {}
 
@@ -136,25 +130,12 @@ def test_the_other_charts_hold_the_numbers_of_the_result():
     assert traces["by_lag"][0]["y"] == [one.value for one in charts.steps.series["k3"]]
 
 
-def test_a_comparison_has_the_curves_of_both_runs_in_one_chart():
-    traces, _ = drawn("runs", "runs_by_step")
-    a, b = result("runs"), result("runs").against[0].run
-    assert [one["name"] for one in traces] == ["A", "B"]
-    for run, trace in zip((a, b), traces, strict=True):
-        assert trace["y"] == [one.numbers["k3"].value for one in run.at("step")]
-
-
-def test_a_sweep_a_comparison_of_presets_and_a_gate_are_drawn_with_their_numbers():
+def test_a_sweep_is_drawn_with_its_numbers():
     swept, _ = drawn("sweep", "sweep")
     points = result("sweep").sweep.points
     wanted = {f"{one.threshold:.9g}": one.numbers["tokens_weighted"].value for one in points}
     assert len(swept[0]["y"]) > 1
     assert swept[0]["y"] == [wanted[at] for at in swept[0]["x"]]
-    ess, _ = drawn("presets", "ess")
-    shown = {name: result("presets").preset(name)["ess_tokens"].value for name in FEW["presets"].split(",")}
-    assert dict(zip(ess[0]["x"], ess[0]["y"], strict=True)) == shown
-    _, layout = drawn("gate", "step_k3_max")
-    assert (layout["shapes"][0]["y0"], layout["shapes"][0]["label"]["text"]) == (0.1, "bound ≤ 0.1")
 
 
 def test_no_chart_of_thresholds_is_drawn_beside_a_bug():

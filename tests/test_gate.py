@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +10,6 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from junitparser import Error, Failure, JUnitXml
 from typer.testing import CliRunner
 
@@ -20,22 +17,21 @@ import offpol_diag
 from offpol_diag.cli import EXITS, app
 from offpol_diag.core import breakdowns
 from offpol_diag.errors import UsageError
-from offpol_diag.gate import ORDER, Limit, difference, find, judged, outcome, required, rule
+from offpol_diag.gate import ORDER, Limit, difference, judged, outcome, required
 from offpol_diag.metrics import METRICS, WATCHED_GAP, WATCHED_PRESET
 from offpol_diag.number import Number
 from offpol_diag.presets import catalogue
-from offpol_diag.report.gate import answer
-from offpol_diag.report.gate import junit as render_junit
-from offpol_diag.report.page import page as render_html
+from offpol_diag.report.gate import answer, junit
+from offpol_diag.report.page import page
 from offpol_diag.result import CandidateCause, Cause, Diagnosis, GateVerdict, Place, loads
 from tests import factory, oracles
-from tests.drawn import markdown as render_markdown
+from tests.drawn import markdown
 from tests.factory import Location, make_summary, number, put
 from tests.reading import analyze
 
 HEAVY = "unreliable: k̂ = 0.75 is above 0.70"
 MAX, MIN = "max", "min"
-PASSED, FAILED, SILENT, UNDECIDED = (True, False), (False, False), (None, False), (True, True)
+PASSED, FAILED, SILENT, OPEN = (True, False), (False, False), (None, False), (True, True)
 
 
 def between(low, high, value=None, note=None):
@@ -65,14 +61,13 @@ EVIDENCE = [
     # number, kind, (passed, open); the limit is 1
     (between(0.2, 0.8), MAX, PASSED),
     (between(1.2, 1.8), MAX, FAILED),
-    *((between(0.5, 1.4), kind, UNDECIDED) for kind in (MAX, MIN)),
+    *((between(0.5, 1.4), kind, OPEN) for kind in (MAX, MIN)),
     (between(0.5, 1.0), MAX, PASSED),  # an end on the bound
-    (between(1.0, 1.5), MAX, UNDECIDED),  # one point of it keeps to the bound
+    (between(1.0, 1.5), MAX, OPEN),  # one point of it keeps to the bound
     (between(math.nextafter(1, 2), 1.5), MAX, FAILED),
     (between(0.5, math.nextafter(1, 0)), MIN, FAILED),
     (between(0.5, 0.9, value=1.1), MAX, PASSED),  # a value outside of its interval
-    (Number(value=0.5), MAX, PASSED),  # no interval: the value
-    (Number(value=1.0), MIN, PASSED),
+    (Number(value=1.0), MIN, PASSED),  # no interval: the value
     (Number(value=math.nextafter(1, 2)), MAX, FAILED),
     (Number(log10=400.0), MIN, PASSED),
     (Number(log10=400.0), MAX, FAILED),
@@ -81,7 +76,6 @@ EVIDENCE = [
     (between(0.2, 0.8, note="a few tokens decide it: k̂ = 0.75"), MAX, PASSED),
     (Number(value=math.nan), MAX, SILENT),
     (Number(value=0.5, interval=(math.nan, 0.6)), MAX, SILENT),
-    (Number(value=math.nan, interval=(0.1, 0.2)), MAX, SILENT),
     (Number(unknown="missing column old_log_probs"), MAX, SILENT),
 ]
 
@@ -95,43 +89,25 @@ def test_the_interval_decides_and_the_plain_value_only_where_it_is_alone(one, ki
     assert verdict.passed is not None or verdict.reason
 
 
-@given(*[st.floats(-1e6, 1e6)] * 2, *[st.floats(0, 1e6)] * 2, st.sampled_from([MAX, MIN]))
-def test_a_bound_never_fails_while_its_interval_has_a_value_that_keeps_to_it(
-    value, limit, below, above, kind
-):
-    one = between(value - below, value + above, value)
-    ruling = rule(one, high=limit) if kind == MAX else rule(one, low=limit)
-
-    keeps = [end <= limit if kind == MAX else end >= limit for end in one.interval]
-    assert (ruling.passed, ruling.open) == (any(keeps), any(keeps) and not all(keeps))
-
-
 @pytest.mark.parametrize("gap", ["", "drift2.", "total."])
 def test_a_heavy_tail_leaves_no_doubt_of_what_it_can_only_have_hidden(gap):
     above, below, around = (between(*ends, note=HEAVY) for ends in ((1.2, 1.8), (0.2, 0.8), (0.9, 1.2)))
     hidden = dict.fromkeys(("mean_ratio", "chi2_token", "chi2_sequence"), (above, MAX))
     hidden |= dict.fromkeys(("ess_tokens", "ess_sequences"), (below, MIN))
     for metric, sure in hidden.items():
-        cases = [(one, kind) for one in (above, below, around) for kind in (MAX, MIN)]
-        for case in [*cases, (Number(log10=400.0, note=HEAVY), MAX), (Number(value=1.5, note=HEAVY), MAX)]:
-            verdict = judge(having(f"{gap}{metric}", case[0]), f"{gap}{metric}", case[1])
-            assert verdict.passed is (False if case == sure else None)
-            assert "k̂ = 0.75" in verdict.reason
+        for one in (above, below, around, Number(log10=400.0, note=HEAVY), Number(value=1.5, note=HEAVY)):
+            for kind in (MAX, MIN):
+                found = judge(having(f"{gap}{metric}", one), f"{gap}{metric}", kind)
+                assert found.passed is (False if (one, kind) == sure else None)
+                assert "k̂ = 0.75" in found.reason
 
 
-@pytest.mark.parametrize(
-    ("said", "whole", "code"),
-    [
-        ([True, True], "passed", 0),
-        ([True, False], "failed", 1),
-        ([True, None], "could not say", 2),
-        ([False, None], "failed", 1),  # a failure is certain whatever the rest would have said
-        ([], "could not say", 2),  # nothing judged is not a pass
-    ],
-)
-def test_a_failure_beats_could_not_say_and_that_beats_passed(said, whole, code):
-    verdicts = [GateVerdict(name="k3", bound="max", must="≤ 1", limit=1, passed=passed) for passed in said]
-    assert (outcome(verdicts), EXITS[outcome(verdicts)]) == (whole, code)
+def test_a_failure_beats_could_not_say_and_that_beats_passed():
+    said = {(True, True): "passed", (True, False): "failed", (True, None): "could not say"}
+    said |= {(False, None): "failed", (): "could not say"}  # nothing judged is not a pass
+    for each, whole in said.items():
+        assert outcome([verdict(passed=one) for one in each]) == whole
+    assert EXITS == {"passed": 0, "failed": 1, "could not say": 2}
 
 
 # ---------------------------------------------------------------- names and steps
@@ -143,7 +119,8 @@ def test_a_failure_beats_could_not_say_and_that_beats_passed(said, whole, code):
         ("k3", Limit("k3")),
         ("step:total.k3", Limit("total.k3", step=True)),
         ("step:seq_mis.ess_tokens", Limit("ess_tokens", "seq_mis", True)),
-        ("token_is@2.5.ess_tokens", Limit("ess_tokens", "token_is@2.5")),
+        ("Token-TIS.ess_tokens", Limit("ess_tokens", "token_is")),
+        ("token_is@2.50.ess_tokens", Limit("ess_tokens", "token_is@2.5")),
         ("geo_rs@veto.lower=0.1.k3", Limit("k3", "geo_rs@veto.lower=0.1")),
         ("step:rollout_corr/k3_kl", Limit("k3", step=True)),  # names that trainers log
         ("total.kl", Limit("total.k1")),
@@ -153,19 +130,16 @@ def test_a_failure_beats_could_not_say_and_that_beats_passed(said, whole, code):
     ],
 )
 def test_a_name_may_be_of_each_step_and_ends_at_its_last_dot_and_a_bound_at_its_last_equals_sign(text, limit):
-    (found,) = required(max=[f"{text} = 1e-3 "]).limits
-    assert found == replace(limit, high=0.001)
+    for kind in (MAX, MIN):
+        (found,) = required(**{kind: [f"{text} = 1e-3 "]}).limits
+        assert found == replace(limit, kind=kind, value=0.001)
 
 
 def test_presets_that_are_named_are_computed_and_numbers_by_step_are_asked_for():
     gates = required(max=["step:tv=1", "k3=1"], min=["step:tis@2.50.ess_tokens=0.5"], presets=["seq_mis"])
     presets, steps = gates.to_compute(catalogue.load())
-    assert ([one.name for one in presets], steps) == (
-        ["token_is@2.5", "seq_mis"],
-        ("tv", "token_is@2.5.ess_tokens"),
-    )
-    for said in ("token_is.ess_tokens", "Token-IS.ess_tokens", "token_tis.ess_tokens"):
-        assert judge(make_summary(), said, MIN, 0.0).passed is True
+    assert [one.name for one in presets] == ["token_is@2.5", "seq_mis"]
+    assert steps == ("tv", "token_is@2.5.ess_tokens")
 
 
 @pytest.mark.parametrize(
@@ -173,28 +147,26 @@ def test_presets_that_are_named_are_computed_and_numbers_by_step_are_asked_for()
     [
         ("k33", "did you mean k3"),
         ("drift2.k33", "drift2.k3"),
-        ("tokenis.k3", "did you mean token_is.k3"),
         ("token_is.ess_token", "did you mean token_is.ess_tokens"),
         ("nothing_like_it_at_all_here", 'no number "nothing'),
         ("step:k33", "did you mean k3"),
         ("step:token_is.k3", "steps are in this result"),
         ("step:drift2.k3", "missing column"),
+        ("ppo_is.ess_tokens", "needs current_log_probs"),
     ],
 )
 def test_a_name_that_is_no_number_is_answered_and_never_passes(name, said):
-    verdict = judge(make_summary(), name, MAX, 1e9)
+    summary = make_summary()
+    summary.presets["ppo_is"] = summary.presets["ppo_is_bypass"]
+    verdict = judge(summary, name, MAX, 1e9)
     assert verdict.passed is None
     assert said in verdict.reason
 
 
-def test_a_preset_that_could_not_be_computed_says_what_it_needs():
-    assert "needs current_log_probs" in find(make_summary(), Limit("ess_tokens", "ppo_is_bypass")).unknown
-
-
-def along(*values, sequences=64, **more):
+def along(*values, **more):
     """Return a result with a k3 at each of some steps, with an interval of ±0.001."""
     numbers = [Number(unknown="undefined") if x is None else number(x, 0.001, "nats") for x in values]
-    places = [Place(str(at), 100, sequences, {"k3": one}) for at, one in enumerate(numbers)]
+    places = [Place(str(at), 100, 64, {"k3": one}) for at, one in enumerate(numbers)]
     return make_summary(by={"step": Location(title="step", places=places, **more)})
 
 
@@ -206,11 +178,9 @@ WORSE = along(0.01, 0.05, 0.09, 0.07)
     [
         (WORSE, (MAX, 0.06), FAILED, "step 2", "2 of 4 steps fail"),
         (WORSE, (MIN, 0.06), FAILED, "step 0", "2 of 4 steps fail"),
-        (along(0.0, 0.0205, 0.0195), (MAX, 0.02), UNDECIDED, "step 1", "2 of 3 steps are open"),
+        (along(0.0, 0.0205, 0.0195), (MAX, 0.02), OPEN, "step 1", "2 of 3 steps are open"),
         (along(0.01, None, 0.01), (MAX, 0.02), SILENT, "step 1", "1 of 3 steps cannot be judged"),
         (along(0.01, None, 0.09), (MAX, 0.02), FAILED, "step 2", ""),  # it hides no failure
-        (along(0.0205, sequences=4), (MAX, 0.02), FAILED, "step 0", "no interval"),
-        (along(0.0205, sequences=5), (MAX, 0.02), UNDECIDED, "step 0", ""),
         (along(0.01, 0.01, left_out=7), (MAX, 0.02), SILENT, "", "only 2 of 9 steps"),  # can fail, not pass
         (along(0.01, 0.09, left_out=7), (MAX, 0.02), FAILED, "step 1", ""),
         (along(), (MAX, 1.0), SILENT, "", "no row of this dump has a step"),
@@ -233,18 +203,15 @@ def test_steps_that_are_unreliable_over_the_dump_that_have_no_number_and_that_ov
     assert judge(nameless, "step:k3", MAX, 0.02).passed is True
 
     huge.at("step")[1].numbers["k3"] = Number(log10=400.0)  # the largest
-    assert (judge(huge, "step:k3").passed, judge(huge, "step:k3").log10) == (False, 400.0)
+    assert (judge(huge, "step:k3").passed, judge(huge, "step:k3").number.log10) == (False, 400.0)
 
 
 def test_the_steps_of_a_dump_of_two_policies_are_those_of_the_total():
     summary = along(0.01, 0.09)
-    summary.subjects["dump"] |= {
-        "total.k3": number(0.05, 0.001),
-        "k3": Number(unknown="missing column old_log_probs"),
-    }
+    summary.whole["total.k3"], summary.whole["k3"] = number(0.05, 0.001), UNKNOWN
     total, first = (judge(summary, f"step:{name}", MAX, 0.02) for name in ("total.k3", "k3"))
     assert (total.passed, total.where, first.passed) == (False, "step 1", None)
-    assert "missing column old_log_probs" in first.reason
+    assert "missing column" in first.reason
 
 
 @pytest.fixture(scope="module")
@@ -259,27 +226,25 @@ def dump(tmp_path_factory):
 def test_any_sum_is_had_by_step_as_if_the_step_were_the_dump_and_changes_no_other_number(dump, tmp_path):
     rows = catalogue.load()
     normal = next(one for one in rows.values() if one.weight and one.weight.normalize)
-    presets = (*rows.resolve("token_is,seq_mis"), normal)
+    how = {"presets": (*rows.resolve("token_is,seq_mis"), normal), "threads": 1}
     names = {"drift2.k3", "f_1_1", "token_is.ess_tokens", "seq_mis.tokens_rejected", "seq_mis.pg_loss"}
     names |= {f"{normal.name}.weight_mean"}
-    nowhere = ("khat_tokens", "ess_sequences", "token_is.weight_max", "no", "token_is.no", "nobody.k3")
-    found = analyze([dump], presets=presets, by_step=(*names, *nowhere), threads=1)
-    plain, whole = analyze([dump], presets=presets, threads=1), pq.read_table(dump)
+    found = analyze([dump], by_step=(*names, "khat_tokens", "token_is.weight_max", "nobody.k3"), **how)
 
-    assert (found.whole, found.presets) == (plain.whole, plain.presets)
-    own = {one: found.at("step", f"preset/{one}") for one in found.presets}
-    for i, place in enumerate(found.at("step")):
-        asked = {f"{one}.{name}": x for one, places in own.items() for name, x in places[i].numbers.items()}
-        asked |= {name: one for name, one in place.numbers.items() if name in names}
-        part = tmp_path / f"{place.key}.parquet"
-        pq.write_table(whole.filter(pc.equal(whole["step"], int(place.key))), part)
-        alone = analyze([str(part)], presets=presets, threads=1)
-        flat = alone.whole | {
-            f"{row}.{name}": one for row in alone.presets for name, one in alone.preset(row).items()
+    assert (found.whole, found.presets) == ((plain := analyze([dump], **how)).whole, plain.presets)
+    for step in ("0", "1", "2"):
+        own = {
+            f"{one}.{name}": x
+            for one in found.presets
+            for name, x in found.of(f"preset/{one}@step/{step}").items()
         }
-        assert set(asked) == names
-        for key in names:
-            assert asked[key].value == pytest.approx(flat[key].value, rel=1e-9)
+        asked = own | {name: x for name, x in found.of(f"dump@step/{step}").items() if name in names}
+        whole = pq.read_table(dump)
+        pq.write_table(whole.filter(pc.equal(whole["step"], int(step))), tmp_path / "part.parquet")
+        alone = analyze([str(tmp_path / "part.parquet")], **how).values()
+        assert {name: x.value for name, x in asked.items()} == pytest.approx(
+            {name: alone[name] for name in names}, rel=1e-9
+        )
 
 
 def test_asking_by_step_lists_every_step(dump, monkeypatch):
@@ -290,6 +255,8 @@ def test_asking_by_step_lists_every_step(dump, monkeypatch):
 
 # ---------------------------------------------------------------- against an earlier result
 
+DOUBTED, UNKNOWN = between(0.5, 1.5, note=HEAVY), Number(unknown="missing column")
+
 
 def compared(name, now, base, allowed=0.0):
     """Compare one number of two results."""
@@ -299,56 +266,59 @@ def compared(name, now, base, allowed=0.0):
     return next(one for one in found if one.name == name)
 
 
-@pytest.mark.parametrize(
-    ("name", "base", "now", "passed"),
-    [
-        ("k3", 0.1, 0.2, False),
-        ("k3", 0.2, 0.1, True),
-        ("ess_tokens", 0.9, 0.5, False),
-        ("mean_ratio", 1.01, 1.2, False),
-        ("mean_ratio", 1.01, 0.8, False),
-        ("mean_ratio", 0.8, 1.1, True),  # on the other side, and nearer
-        ("seq_mis.ess_tokens", 0.9, 0.5, False),
-        ("seq_mis.tokens_rejected", 0.5, 0.1, True),
-        ("drift2.ess_tokens", 0.9, 0.5, False),
-    ],
-)
-def test_each_metric_knows_which_way_is_worse(name, base, now, passed):
-    assert compared(name, number(now, 0.001), number(base, 0.001)).passed is passed
+def near(x, note=None):
+    return number(x, 0.001, note=note)
 
 
 @pytest.mark.parametrize(
-    ("now", "base", "allowed", "ruling"),
+    ("name", "base", "now", "allowed", "ruling", "said"),
     [
-        (number(1.2, 0.01), number(1.0, 0.01), 0.1, FAILED),
-        (number(1.2, 0.2), number(1.0, 0.01), 0.1, UNDECIDED),  # wide: no evidence
-        (number(1.2, 0.01), number(1.0, 0.2), 0.1, UNDECIDED),  # the baseline's interval counts as much
-        (number(1.05, 0.01), number(1.0, 0.01), 0.1, PASSED),
-        (number(1.2), number(1.0, 0.001), 0.1, FAILED),  # no interval: the values
-        (number(1.5), number(1.0), 0.5, PASSED),  # on what is allowed
-        (number(0.0), number(0.0), 0.1, PASSED),
-        (number(0.02, 0.001), number(0.0, 0.0), 0.1, FAILED),  # a tenth of nothing is nothing
+        # which way is worse
+        ("k3", near(0.1), near(0.2), 0, FAILED, "beyond"),
+        ("k3", near(0.2), near(0.1), 0, PASSED, "worse by −0.10"),
+        ("ess_tokens", near(0.9), near(0.5), 0, FAILED, ""),
+        ("mean_ratio", near(1.01), near(1.2), 0, FAILED, ""),
+        ("mean_ratio", near(1.01), near(0.8), 0, FAILED, ""),
+        ("mean_ratio", near(0.8), near(1.1), 0, PASSED, ""),  # on the other side, and nearer
+        ("mean_ratio", number(1.0, 0.002), between(0.99, 1.012, 1.001), 0, OPEN, ""),
+        ("seq_mis.ess_tokens", near(0.9), near(0.5), 0, FAILED, ""),
+        ("seq_mis.tokens_rejected", near(0.5), near(0.1), 0, PASSED, ""),
+        ("drift2.ess_tokens", near(0.9), near(0.5), 0, FAILED, ""),
+        # by how much, and how sure that is
+        ("k3", number(1.0, 0.01), number(1.2, 0.01), 0.1, FAILED, ""),
+        ("k3", number(1.0, 0.01), number(1.2, 0.2), 0.1, OPEN, ""),  # wide: no evidence
+        ("k3", number(1.0, 0.2), number(1.2, 0.01), 0.1, OPEN, ""),  # the baseline's interval counts as much
+        ("k3", number(1.0, 0.01), number(1.05, 0.01), 0.1, PASSED, ""),
+        ("k3", near(1.0), number(1.2), 0.1, FAILED, "no interval"),
+        ("k3", number(1.0), number(1.5), 0.5, PASSED, ""),  # on what is allowed
+        ("k3", number(0.0), number(0.0), 0.1, PASSED, ""),
+        ("k3", number(0.0, 0.0), near(0.02), 0.1, FAILED, ""),  # a tenth of nothing is nothing
+        # what is not known now
+        ("k3", near(1.0), UNKNOWN, 0.1, SILENT, "missing column"),
+        ("k3", near(1.0), DOUBTED, 0.1, SILENT, "unreliable: k̂"),
+        ("k3", near(1.0), Number(log10=400.0), 0.1, SILENT, "overflows"),
+        ("k3", near(1.0), Number(value=math.nan), 0.1, SILENT, "not a number"),
+        ("mean_ratio", near(1.0), near(19.0, HEAVY), 0.1, FAILED, "heavy tail hides"),
+        ("mean_ratio", near(1.0), near(0.5, HEAVY), 0.1, SILENT, "k̂"),  # with what is hidden it may be 1
+        ("ess_tokens", near(0.9), near(0.1, HEAVY), 0.1, FAILED, "heavy tail hides"),
+        ("ess_tokens", near(0.1), near(0.9, HEAVY), 0.1, SILENT, "k̂"),
     ],
 )
-def test_a_comparison_fails_only_where_the_whole_interval_of_the_difference_is_beyond(
-    now, base, allowed, ruling
+def test_no_worse_than_the_baseline_fails_where_the_whole_interval_is_beyond(
+    name, base, now, allowed, ruling, said
 ):
-    verdict = compared("k3", now, base, allowed)
-    assert (verdict.passed, verdict.open) == ruling
+    found = compared(name, now, base, allowed)
+    assert (found.passed, found.open) == ruling
+    assert said in found.reason.replace("-", "−")
 
 
 def test_a_verdict_says_what_the_value_was_compared_with_and_by_how_much_it_is_worse():
     verdict = compared("k3", number(1.5, 0.03), number(1.0, 0.04), 0.1)
-    assert (verdict.must, verdict.bound, verdict.limit) == ("no worse than 1 by more than 10%", "max", 1.1)
+    assert (verdict.must, verdict.limit) == ("no worse than 1 by more than 10%", 1.1)
     assert verdict.reason == "worse by 0.50 [0.45, 0.55], 0.1 allowed; the whole 95% interval lies beyond it"
     assert compared("ess_tokens", *[number(1.0, 0.001)] * 2, 0.1).limit == pytest.approx(0.9)
-    away = compared("mean_ratio", number(1.05, 0.001), number(1.02, 0.001), 0.1)
-    assert (away.passed, away.limit) == (
-        False,
-        pytest.approx(0.022),
-    )  # a tenth of the distance, not of the value
-    across = compared("mean_ratio", between(0.99, 1.012, 1.001), number(1.0, 0.002))
-    assert (across.passed, across.open) == UNDECIDED
+    away = compared("mean_ratio", near(1.05), near(1.02), 0.1)  # a tenth of the distance, not of the value
+    assert (away.passed, away.limit) == (False, pytest.approx(0.022))
 
 
 def test_each_end_of_a_difference_is_made_of_the_ends_that_make_it_likely():
@@ -364,34 +334,6 @@ def test_of_two_runs_that_are_alike_one_in_forty_is_called_worse():
     assert np.mean(worse) == pytest.approx(0.025, abs=0.005)
 
 
-DOUBTED, SOUND, UNKNOWN = between(0.5, 1.5, note=HEAVY), number(1.0, 0.001), Number(unknown="missing column")
-
-
-@pytest.mark.parametrize(
-    ("name", "now", "base", "passed", "said"),
-    [
-        ("k3", UNKNOWN, SOUND, None, "missing column"),
-        ("k3", DOUBTED, SOUND, None, "unreliable: k̂"),
-        ("k3", Number(log10=400.0), SOUND, None, "overflows"),
-        ("k3", Number(value=math.nan), SOUND, None, "not a number"),
-        ("mean_ratio", replace(number(19.0, 5.0), note=HEAVY), SOUND, False, "heavy tail hides"),
-        (
-            "mean_ratio",
-            replace(number(0.5, 0.1), note=HEAVY),
-            SOUND,
-            None,
-            "k̂",
-        ),  # with what is hidden it may be 1
-        ("ess_tokens", replace(number(0.1, 0.05), note=HEAVY), number(0.9, 0.001), False, "heavy tail hides"),
-        ("ess_tokens", replace(number(0.9, 0.05), note=HEAVY), number(0.1, 0.001), None, "k̂"),
-    ],
-)
-def test_what_is_not_known_now_is_never_called_no_worse(name, now, base, passed, said):
-    verdict = compared(name, now, base, 0.1)
-    assert verdict.passed is passed
-    assert said in verdict.reason
-
-
 def test_numbers_watched_are_those_reliable_in_the_baseline_and_those_of_presets_that_are_named():
     now, base = make_summary(), having("ess_tokens", DOUBTED)
     now.whole["pearson"] = DOUBTED  # got worse since: that is told
@@ -401,12 +343,10 @@ def test_numbers_watched_are_those_reliable_in_the_baseline_and_those_of_presets
     assert not any(name.startswith(("drift2.", "total.", "seq_mis.")) for name in found)
 
     del base.presets["seq_mis"], base.subjects["preset/seq_mis"]
-    base.presets["geo_rs"].method = "weight sum truncate ≤ 3"
-    asked = required(baseline="b.json", presets=["seq_mis", "token_tis", "geo_rs"])
+    asked = required(baseline="b.json", presets=["seq_mis", "token_tis"])
     both = {one.name: one for one in judged(now, asked, base)}
     assert both["token_is.ess_tokens"].passed is True
     assert "the baseline: no number" in both["seq_mis.k3"].reason
-    assert "another method in the baseline: weight sum truncate ≤ 3" in both["geo_rs.k3"].reason
 
     own = {name: one for name, one in base.whole.items() if "." not in name}
     base.subjects["dump"] = dict.fromkeys(own, UNKNOWN) | {f"total.{name}": one for name, one in own.items()}
@@ -417,16 +357,13 @@ def test_numbers_watched_are_those_reliable_in_the_baseline_and_those_of_presets
 def test_every_metric_of_a_result_has_its_way():
     found = analyze(["sample_data/stale.parquet"], presets=["token_is"], threads=1)
     of_pairs, of_presets = {name.rpartition(".")[2] for name in found.whole}, set(found.preset("token_is"))
-    assert set(METRICS) > of_pairs > set(WATCHED_GAP)
     assert set(METRICS) == of_pairs | of_presets | {"kept_at_lag_0"}  # which a sweep adds
-    assert of_presets > set(WATCHED_PRESET)
+    assert (of_pairs > set(WATCHED_GAP), of_presets > set(WATCHED_PRESET)) == (True, True)
 
 
 # ---------------------------------------------------------------- the diagnosis
 
-CAUSE = Cause(
-    id="off_by_one", statement="A token late.", statistic="all of 512 sequences", fix="Drop the first."
-)
+CAUSE = Cause(id="off_by_one", statement="A token late.", statistic="all of 512", fix="Drop the first.")
 FIT = [
     CandidateCause(id="stale", kind="honest", statement="Old weights."),
     CandidateCause(id="weights_not_synced", kind="bug", statement="Weights that do not arrive."),
@@ -435,7 +372,7 @@ NOTHING, SEVERAL, A_BUG = "no diagnosis", "one of several causes", "one of sever
 TRUTH = {  # verdict → (passed, open) where cannot_tell, and where bug fails
     "healthy": [PASSED, PASSED],
     "honest_mismatch": [PASSED, PASSED],
-    SEVERAL: [FAILED, UNDECIDED],
+    SEVERAL: [FAILED, OPEN],
     A_BUG: [FAILED, SILENT],
     "cannot_tell": [FAILED, SILENT],
     "bug": [FAILED, FAILED],
@@ -445,20 +382,12 @@ TRUTH = {  # verdict → (passed, open) where cannot_tell, and where bug fails
 
 def diagnosis(verdict, **dump):
     """Return a result with that diagnosis, or without one."""
-    summary = make_summary(diagnosis=None)
     fit = {SEVERAL: FIT[:1], A_BUG: FIT}.get(verdict, [])
-    found = (
-        Diagnosis(
-            verdict="cannot_tell" if fit else verdict,
-            headline="What it is.",
-            causes=[CAUSE] if verdict == "bug" else [],
-            candidates=fit,
-            decide="Score it twice." if fit else "",
-        )
-        if verdict != NOTHING
-        else None
-    )
-    return summary.model_copy(update={"diagnosis": found, "dump": summary.dump.model_copy(update=dump)})
+    causes, decide = [CAUSE] if verdict == "bug" else [], "Score it twice." if fit else ""
+    one = {"verdict": "cannot_tell" if fit else verdict, "headline": "What it is.", "causes": causes}
+    found = None if verdict == NOTHING else Diagnosis(**one, candidates=fit, decide=decide)
+    summary = make_summary(diagnosis=found)
+    return summary.model_copy(update={"dump": summary.dump.model_copy(update=dump)})
 
 
 @pytest.mark.parametrize("verdict", TRUTH)
@@ -468,20 +397,14 @@ def test_a_diagnosis_fails_what_names_it_or_a_milder_one(verdict):
         assert (found.passed, found.open) == said
 
 
-@pytest.mark.parametrize(
-    ("dump", "few"),
-    [
-        ({"sequences": 15}, True),
-        ({"sequences": 16, "groups": 3, "columns": {"group_id": "uid"}}, True),
-        ({"sequences": 16, "groups": 4, "columns": {"group_id": "uid"}}, False),
-        ({"sequences": 16, "groups": 1}, False),
-    ],
-)
-def test_a_dump_that_is_too_small_to_show_a_bug_is_not_judged_unless_it_fails(dump, few):
-    for verdict in ("healthy", SEVERAL):
-        (found,) = judged(diagnosis(verdict, **dump), required(fail_on="bug"))
-        assert (found.passed is None) is few is ("needs 16 sequences and 4 prompts" in found.reason)
-    assert judged(diagnosis("bug", **dump), required(fail_on="bug"))[0].passed is False
+def test_a_dump_that_is_too_small_to_show_a_bug_is_not_judged_unless_it_fails():
+    grouped = {"sequences": 16, "columns": {"group_id": "uid"}}
+    few, enough = ({"sequences": 15}, grouped | {"groups": 3}), (grouped | {"groups": 4}, {"sequences": 16})
+    for dump in few + enough:
+        for said in ("healthy", SEVERAL):
+            (found,) = judged(diagnosis(said, **dump), required(fail_on="bug"))
+            assert (found.passed is None) is (dump in few) is ("needs 16 sequences and 4" in found.reason)
+        assert judged(diagnosis("bug", **dump), required(fail_on="bug"))[0].passed is False
 
 
 def test_a_diagnosis_may_not_become_worse_than_the_baselines():
@@ -503,36 +426,18 @@ def test_the_reason_names_the_cause_and_what_to_change_first_or_what_decides():
     assert "not all that fits is honest; stale, weights_not_synced; to decide" in perhaps
 
 
-# ---------------------------------------------------------------- equal to the last bit
-
-
-def equal(path, differ=0, **more):
-    """Write a dump of 128 × 64 tokens in which one bit of so many differs."""
+@pytest.mark.parametrize("differ", [0, 1, 30])
+def test_the_share_of_tokens_that_differ_is_an_exact_count_and_one_fails(tmp_path, differ):
+    """Of 128 × 64 tokens; in some one bit differs."""
     rollout = -np.random.default_rng(0).random((128, 64))
     train = rollout.copy()
     for i in range(differ):
         train[i, 40 - i] = np.nextafter(train[i, 40 - i], -1)
-    columns = {"rollout_log_probs": rollout.tolist(), "group_id": [i // 4 for i in range(128)]}
-    return factory.write(path, **columns | {"old_log_probs": train.tolist()} | more)
-
-
-@pytest.mark.parametrize("differ", [0, 1, 30])
-def test_the_share_of_tokens_that_differ_is_an_exact_count_and_one_fails(tmp_path, differ):
-    path = equal(tmp_path / "a.parquet", differ, step=[1] * 128)
-    for name in ("tokens_differ", "step:tokens_differ"):
-        found = offpol_diag.gate(path, max={name: 0}, progress=False)
-        (one,) = found.gates
-        assert (one.value, one.interval, one.passed) == (differ / 8192, None, differ == 0)
-
-
-def test_equal_columns_pass_where_equality_is_asked_and_are_no_copies_then(tmp_path):
-    path, few = (
-        equal(tmp_path / "a.parquet"),
-        factory.write(tmp_path / "f.parquet", rollout_log_probs=[[-1.0]], old_log_probs=[[-1.0]]),
-    )
-    assert not offpol_diag.gate(path, fail_on="bug", progress=False).passed, "one may be a copy of the other"
-    assert offpol_diag.gate(path, max={"tokens_differ": 0}, fail_on="cannot_tell", progress=False).passed
-    assert not offpol_diag.gate(few, max={"tokens_differ": 0}, fail_on="bug", progress=False).passed
+    columns = {"rollout_log_probs": rollout.tolist(), "old_log_probs": train.tolist(), "step": [1] * 128}
+    path = factory.write(tmp_path / "a.parquet", **columns)
+    found = offpol_diag.gate(path, max={"tokens_differ": 0, "step:tokens_differ": 0}, progress=False)
+    for one in found.gates:
+        assert (one.number.value, one.number.interval, one.passed) == (differ / 8192, None, differ == 0)
 
 
 # ---------------------------------------------------------------- the command
@@ -588,72 +493,63 @@ def test_options_and_a_file_end_in_an_exit_code(folder, text, line, code):
         ("", FILE, "no bound is given"),
         ("", "--gates gone.toml", "gone.toml: no gate file"),
         ("k3 =", FILE, "ci/gates.toml: no gate file"),
-        ("mx = 1", FILE, "ci/gates.toml: mx: Extra inputs are not permitted"),
-        ("[max]\nk3 = 'low'", FILE, "ci/gates.toml: max.k3: "),
-        ("[max]\nk3 = nan", FILE, "ci/gates.toml: max.k3: "),
+        ("mx = 1", FILE, "ci/gates.toml: no gate file: mx: Extra inputs are not permitted"),
+        ("[max]\nk3 = nan", FILE, "max.k3: "),
+        ("max = 3", FILE + "--max k3=1", "max: "),
         ("fail_on = 'fire'", FILE, "'bug' or 'cannot_tell'"),
         ("", "--fail-on fire", "'fire' is not one of"),
         ("", "--max k3", "--max: "),
         ("", "--max k3=x", "--max.k3: "),
-        ("", AGAINST + "--tolerance much", "invalid value for '--tolerance'"),
         ("", AGAINST + "--tolerance -1", "--tolerance: "),
         ("", "--max k3=1 --json now.json", "is what is read"),
         ("", "--max k3=1 --junit no/where.xml", "does not exist"),
         ("", "--max k3=1 --junit - --md -", "stdout"),
-        ("[min]\n'token_iss.ess_tokens' = 0", FILE, 'unknown preset "token_iss"'),
         ("", "--baseline ci/gates.toml", "ci/gates.toml: this is not a result"),
     ],
 )
 def test_what_cannot_be_meant_is_one_error_with_a_hint_and_writes_nothing(folder, text, line, said):
     Path("ci/gates.toml").write_text(text)
-    equal(Path("dump.parquet"))
-    ran = run(line, source="dump.parquet" if "token_iss" in text else "now.json")
+    ran = run(line)
     assert (ran.exit_code, ran.stdout) == (2, "")
     assert said in ran.stderr.replace("\n", " ")
     assert (ran.stderr.count("error: "), ran.stderr.count("hint: ")) == (1, 1)
 
 
-def test_the_python_function_takes_a_report_and_refuses_what_the_command_does(folder):
-    report = having("k3", number(9e-3, 1e-4))
-    assert offpol_diag.gate(report, baseline="base.json", tolerance=10).passed
-    found = offpol_diag.gate(report, baseline="base.json", presets="token_is", max={"k3": 1})
+def test_the_python_function_takes_a_result_and_refuses_what_the_command_does(folder):
+    result = having("k3", number(9e-3, 1e-4))
+    assert offpol_diag.gate(result, baseline="base.json", tolerance=10).passed
+    found = offpol_diag.gate(result, baseline="base.json", presets="token_is", max={"k3": 1})
     assert (found.passed, any(one.name == "token_is.ess_tokens" for one in found.gates)) == (False, True)
-    for how in (
-        {"max": {"k3": "x"}},
-        {"fail_on": "bugs"},
-        {"tolerance": "much", "baseline": "base.json"},
-        {},
-    ):
+    for how in ({"max": {"k3": "x"}}, {"fail_on": "bugs"}, {}):
         with pytest.raises(UsageError):
-            offpol_diag.gate(report, **how)
+            offpol_diag.gate(result, **how)
 
 
 # ---------------------------------------------------------------- what is written
 
 
-def verdict(**changes):
-    usual = {"name": "k3", "bound": "max", "must": "≤ 0.002", "limit": 0.002, "value": 0.001, "passed": True}
+def verdict(x=0.001, spread=None, **changes):
+    usual = {"name": "k3", "must": "≤ 0.002", "number": number(x, spread), "passed": True}
     return GateVerdict(**usual | changes)
 
 
-BAD = verdict(value=0.5, passed=False, reason="no interval")
-ABSENT = verdict(name="drift2.k3", value=None, passed=None, reason="missing column current_log_probs")
-OPEN = verdict(name="f_2", value=0.003, interval=(0.001, 0.005), open=True, reason="values on both sides")
+BAD = verdict(0.5, passed=False, reason="no interval")
+ABSENT = verdict(name="drift2.k3", number=UNKNOWN, passed=None, reason="missing column")
+BOTH = verdict(0.003, 0.002, name="f_2", open=True, reason="values on both sides")
 FINE = verdict(name="pearson")
-SHORT = verdict(
-    name="ess_tokens", must="≥ 99%", unit="fraction", value=0.96, interval=(0.9, 0.98), passed=False
-)
+SHARE = number(0.96, 0.02, "fraction")
+SHORT = verdict(name="ess_tokens", must="≥ 99%", number=SHARE, passed=False)
 
 
 @pytest.mark.parametrize(
     ("verdicts", "said"),
     [
         ([FINE], "Passed: 1 bound: 1 passed"),
-        ([FINE, OPEN, FINE], "Passed: 3 bounds: 1 open, 2 passed"),
-        ([SHORT], "Failed: ess_tokens is 96% [90%, 98%], must be ≥ 99%"),
+        ([FINE, BOTH, FINE], "Passed: 3 bounds: 1 open, 2 passed"),
+        ([SHORT], "Failed: ess_tokens is 96% [94%, 98%], must be ≥ 99%"),
         (
             [FINE, ABSENT, SHORT],
-            "Failed: ess_tokens is 96% [90%, 98%], must be ≥ 99% (1 failed, 1 could not say, 1 passed)",
+            "Failed: ess_tokens is 96% [94%, 98%], must be ≥ 99% (1 failed, 1 could not say, 1 passed)",
         ),
         ([ABSENT], "Could not say: drift2.k3 is not known, must be ≤ 0.002"),
         ([verdict(passed=False, where="step 7")], "Failed: k3 is 0.0010 at step 7, must be ≤ 0.002"),
@@ -664,45 +560,33 @@ def test_the_headline_is_true_and_says_what_failed(verdicts, said):
 
 
 def test_verdicts_other_than_passed_are_explained_failures_first_in_every_form():
-    summary = make_summary(gates=[FINE, OPEN, ABSENT, BAD])
+    summary = make_summary(gates=[FINE, BOTH, ABSENT, BAD])
     found = answer(summary)
     assert [fact.label for fact in found.facts] == ["Failed", "Could not say", "Open", "Bug?"]
     assert found.facts[0].sentence == "k3 is 0.50, must be ≤ 0.002; no interval"
     assert [row[0] for row in found.tables[0].rows] == ["✓ passed", "~ open", "? could not say", "✗ failed"]
-    for drawn in (render_markdown(summary), render_html(summary)):
-        assert "missing column current_log_probs" in drawn
+    for drawn in (markdown(summary), page(summary)):
+        assert "missing column" in drawn
 
 
-def test_the_markdown_of_many_bounds_has_60_lines_with_the_failures_first_and_the_page_has_all():
-    many = [verdict(name=f"n{at}") for at in range(60)] + [BAD] * 15 + [ABSENT] * 15 + [OPEN] * 9
-    summary = make_summary(gates=many)
-    text = render_markdown(summary)
+def test_the_markdown_of_many_bounds_has_60_lines_with_the_failures_first():
+    many = [verdict(name=f"n{at}") for at in range(60)] + [BAD] * 15 + [ABSENT] * 15 + [BOTH] * 9
+    text = markdown(make_summary(gates=many))
     assert text.count("\n") <= 60
     assert text.count("| ✗ failed |") == 15
     assert "83 more bounds: --json and --junit have all." in text
-    assert "n59" in render_html(summary)
-    assert len(next(iter(JUnitXml.fromstring(render_junit(summary).encode())))) == len(many)
+    assert len(next(iter(JUnitXml.fromstring(junit(make_summary(gates=many)).encode())))) == len(many)
 
 
 def test_junit_lists_every_bound_as_a_test_and_holds_whatever_a_name_says():
-    nasty = 'a < b && "c" ]]> \x00\x1b[31m \ud7ff\ufffe é\n<!-- -->'
-    xml = render_junit(make_summary(gates=[replace_reason(BAD, nasty), ABSENT, OPEN, FINE]))
-    (suite,) = JUnitXml.fromstring(xml.encode())
+    nasty = 'a < b && "c" ]]> \x00\x1b[31m \ud7ff\ud800 é\n<!-- -->'
+    bad = BAD.model_copy(update={"reason": nasty})
+    (suite,) = JUnitXml.fromstring(junit(make_summary(gates=[bad, ABSENT, BOTH, FINE])).encode())
     assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (4, 1, 1, 0)
     assert suite.time == make_summary().run.seconds["total"]
-    assert [(case.name.split()[0], *map(type, case.result)) for case in suite] == [
-        ("k3", Failure),
-        ("drift2.k3", Error),
-        ("f_2",),
-        ("pearson",),
-    ]
-    message = next(iter(suite)).result[0].message
-    assert message.startswith("k3 is 0.50, must be ≤ 0.002; a < b")
-    assert ElementTree.fromstring(xml.encode()).tag == "testsuites"
-
-
-def replace_reason(one, reason):
-    return one.model_copy(update={"reason": reason})
+    cases = [(case.name.split()[0], *map(type, case.result)) for case in suite]
+    assert cases == [("k3", Failure), ("drift2.k3", Error), ("f_2",), ("pearson",)]
+    assert next(iter(suite)).result[0].message.startswith("k3 is 0.50, must be ≤ 0.002; a < b")
 
 
 def test_all_forms_are_written_drawn_again_and_added_to_the_job_summary(folder):

@@ -106,7 +106,7 @@ def test_nothing_of_it_stays_on_the_disk(rows, tmp_path, monkeypatch):
     ("line", "call"),
     [
         ("analyze {} --presets token_is --no-html --for verl", {"presets": "token_is", "trainer": "verl"}),
-        ("compare {} --presets seq_mis --against token_is", {"presets": "seq_mis", "against": "token_is"}),
+        ("compare {} --presets token_is,seq_mis", {"presets": "token_is,seq_mis"}),
         ("sweep {} --preset token_is --at 1.5,2,3", {"preset": "token_is", "at": [1.5, 2, 3]}),
         ("gate {} --max k3=0.1 --group-by step", {"max": {"k3": 0.1}, "group_by": ["step"]}),
     ],
@@ -119,11 +119,6 @@ def test_a_function_gives_what_its_command_writes_but_for_time_and_memory(line, 
     same = {"seconds": found.run.seconds, "peak_rss_bytes": found.run.peak_rss_bytes}
     written = read_result(file)
     assert written.model_copy(update={"run": written.run.model_copy(update=same)}) == found
-
-
-def test_arguments_that_contradict_each_other_are_refused():
-    with pytest.raises(UsageError, match="runs are compared with run A"):
-        offpol_diag.compare(HEALTHY, HEALTHY, against="token_is")
 
 
 @pytest.mark.parametrize(

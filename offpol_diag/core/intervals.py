@@ -299,9 +299,9 @@ ROUNDING = 1e-12
 """Largest relative difference that rounding can cause between two sums of the same terms."""
 
 
-def less(one: Array, other: Array, like: Number, groups: Groups, text: str) -> Number:
-    """Subtract numbers, [1+B] with their replicates; `like` has the unit, `text` is the formula."""
-    return _paired(subtracted(one, other), Number(unit=like.unit, over=like.over, formula=text), groups)
+def less(one: Array, other: Array, like: Number, groups: Groups) -> Number:
+    """Subtract numbers, [1+B] with their replicates; `like` has the unit."""
+    return _paired(subtracted(one, other), Number(unit=like.unit, over=like.over), groups)
 
 
 def subtracted(one: Array, other: Array) -> Array:
@@ -310,7 +310,7 @@ def subtracted(one: Array, other: Array) -> Array:
     return np.where(np.abs(difference) <= ROUNDING * np.maximum(np.abs(one), np.abs(other)), 0.0, difference)
 
 
-def over(one: Array, other: Array, groups: Groups, text: str, powers: bool = False) -> Number | None:
+def over(one: Array, other: Array, groups: Groups, powers: bool = False) -> Number | None:
     """Divide one number by another; None unless both are above 0, also in 99% of the replicates.
 
     Of `powers` of means the interval is that of the difference of the means, exponentiated.
@@ -321,8 +321,8 @@ def over(one: Array, other: Array, groups: Groups, text: str, powers: bool = Fal
     one, other = np.where((both <= 0).any(axis=0), math.nan, both)
     if powers:
         logs = np.log(one) - np.log(other)
-        return power(Number(formula=text), float(logs[0]), intervals(logs[None], groups, [ANYWHERE])[0])
-    return _paired(one / other, Number(formula=text), groups, POSITIVE)
+        return power(Number(), float(logs[0]), intervals(logs[None], groups, [ANYWHERE])[0])
+    return _paired(one / other, Number(), groups, POSITIVE)
 
 
 def compared(one: Array, other: Array) -> Array:
@@ -338,11 +338,6 @@ def _paired(values: Array, blank: Number, groups: Groups, within: Range = ANYWHE
     if not math.isfinite(value):
         return replace(blank, unknown="one of the two is not known")
     return replace(blank, value=value, interval=intervals(values[None], groups, [within])[0])
-
-
-def sure(difference: Number) -> bool:
-    """Return whether the interval of a difference excludes 0."""
-    return difference.interval is not None and not difference.interval[0] <= 0 <= difference.interval[1]
 
 
 def p_value(differences: Array, groups: Groups) -> float | None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from itertools import cycle
 
-from offpol_diag.metrics import title as title_of
+from offpol_diag.metrics import title
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, say_value, value_or_dash, written
 from offpol_diag.report.analyze import analysis, of_dump
@@ -17,18 +16,16 @@ from offpol_diag.result import Result, Sweep, SweptPoint
 from offpol_diag.table import Table
 
 COLUMNS = ("tokens_weighted", "truncated_high", "truncated_low", "ess_tokens", "weight_mean", "kept_at_lag_0")
-"""Numbers that have a column."""
+"""Numbers that have a column; the last two are no shares of all tokens or weights, and are not drawn."""
 MOST = 12
 """Most thresholds that a table shows, roughly."""
-APART = ("weight_mean", "kept_at_lag_0")
-"""Numbers that are not drawn: no shares of all tokens or weights."""
 
 
 def answer(summary: Result, found: Sweep) -> Answer:
     """Return what the preset keeps at its own threshold, or within the bounds that were solved for."""
     window, columns = found.window, telling(found)
-    every = {one.numbers.get("tokens_weighted", Number()).value for one in found.points}
-    name = "ess_tokens" if every == {1.0} else "tokens_weighted"
+    kept = {one.numbers.get("tokens_weighted", Number()).value for one in found.points}
+    name = "ess_tokens" if kept == {1.0} else "tokens_weighted"
     points = shown(found.points, name)
     own = next((one for one in points if one.own), points[0])
     value, interval = written(own.numbers.get(name, Number()))
@@ -42,39 +39,36 @@ def answer(summary: Result, found: Sweep) -> Answer:
         held = " ≤ ".join(filter(None, (ends.get("lower"), found.statistic, ends.get("upper"))))
         sentence = f"{held} keeps {say_value(window.kept / window.of, 'fraction')} of the {found.unit}s"
         interval = ""
-        kept = f"{count(window.kept)} of {count(window.of)} {found.unit}s"
-        facts.append(Fact("Asked", f"{say_value(window.asked, 'fraction')}; kept are {kept}."))
+        many = f"{count(window.kept)} of {count(window.of)} {found.unit}s"
+        facts.append(Fact("Asked", f"{say_value(window.asked, 'fraction')}; kept are {many}."))
         next_ = (("preset", f"offpol-diag presets {shlex.quote(window.preset)}"), *next_)
     if summary.diagnosis is not None:
         facts.append(Fact("Bug?", summary.diagnosis.headline))
     goes = " to ".join(
         f"{value_or_dash(one.numbers.get(name))} at {one.threshold:.7g}" for one in (points[0], points[-1])
     )
+    names = [f"{one.threshold:.9g}" for one in points]
     rows = [
-        (f"{one.threshold:.9g}{' ←' if one.own else ''}", *(one.numbers.get(key) for key in columns))
-        for one in points
+        (f"{at}{' ←' if one.own else ''}", *(one.numbers.get(key) for key in columns))
+        for at, one in zip(names, points, strict=True)
     ]
-    header = ("threshold", *map(title_of, columns))
     caption = f"{found.preset} by threshold of {found.which} (←: the preset as it stands)"
-    charts = []
-    if len(points) > 1:
-        names = [f"{one.threshold:.9g}" for one in points]
-        traces = []
-        for key, colour in zip((key for key in columns if key not in APART), cycle(COLOURS), strict=False):
-            numbers = [one.numbers.get(key, Number()) for one in points]
-            traces += curve((names, numbers, title_of(key), colour))
-        here = [upright(at, "as it stands") for at, one in enumerate(points) if one.own]
-        panel = Panel(f"threshold b of {found.which}", "share", traces, LABELS, SHARE, here)
-        charts.append(chart("sweep", f"{title_of(name)}: from {goes}", panel))
+    traces = []
+    for key, colour in zip(COLUMNS[:-2], COLOURS, strict=False):
+        if key in columns:
+            traces += curve((names, [one.numbers.get(key, Number()) for one in points], title(key), colour))
+    here = [upright(at, "as it stands") for at, one in enumerate(points) if one.own]
+    panel = Panel(f"threshold b of {found.which}", "share", traces, LABELS, SHARE, here)
+    several = len(points) > 1
     return of_dump(summary)(
         "",
         sentence,
         "info",
         interval,
-        f"Over the thresholds it goes from {goes}." if len(points) > 1 else "",
+        f"Over the thresholds it goes from {goes}." if several else "",
         facts=tuple(facts),
-        tables=(Table("sweep", caption, header, rows),),
-        charts=tuple(charts),
+        tables=(Table("sweep", caption, ("threshold", *map(title, columns)), rows),),
+        charts=(chart("sweep", f"{title(name)}: from {goes}", panel),) if several else (),
         next=next_,
     )
 
@@ -84,13 +78,13 @@ def telling(found: Sweep) -> list[str]:
 
     Without weights, ESS and mean weight are the share kept. Of one threshold, where nothing varies, all are.
     """
-    shown: dict[str, list[str]] = {}
+    columns: dict[str, list[str]] = {}
     for name in COLUMNS:
         values = [f"{one.numbers.get(name, Number()).value or 0.0:.12g}" for one in found.points]
         varies = len({*values}) > 1 or (len(values) == 1 and name in found.points[0].numbers)
-        if varies and values not in shown.values():
-            shown[name] = values
-    return [*shown] or ["tokens_weighted"]
+        if varies and values not in columns.values():
+            columns[name] = values
+    return [*columns] or ["tokens_weighted"]
 
 
 def shown(points: Sequence[SweptPoint], name: str) -> list[SweptPoint]:

@@ -96,9 +96,10 @@ def own_numbers(path: Path) -> Iterator[Number]:
             yield from (Number(subject, name, x) for name, x in window["point"]["bounds"].items())
             yield from listed(subject, window["point"]["numbers"])
     for gate in result["gates"]:
-        for name in ("value", "limit"):
-            if gate[name] is not None and not GONE.search(gate["name"].rpartition(".")[2]):
-                yield Number(f"gate/{gate['name']}", name, gate[name])
+        value = [*gate["number"], None][0]
+        for name, x in (("value", value), ("limit", gate["limit"])):
+            if x is not None and not GONE.search(gate["name"].rpartition(".")[2]):
+                yield Number(f"gate/{gate['name']}", name, x)
 
 
 def listed(subject: str, found: Mapping[str, list[Any] | None]) -> Iterator[Number]:
