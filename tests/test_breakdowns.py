@@ -219,13 +219,3 @@ def test_the_longest_length_is_0_where_one_token_is_too_many_and_unknown_where_n
     assert all_of_them.value is None
     assert all_of_them.unknown.startswith("beyond the longest responses (181 tokens, which ")
     assert (few.longest.value, few.longest.unknown, few.curve) == (None, "fewer than 50 responses", [])
-
-
-def test_batches_change_no_length(tmp_path):
-    path = oracles.write(oracles.make_rows(0.6, many=240), tmp_path / "d.parquet")
-    few, whole = lengths(path, batch_tokens=500), lengths(path)
-    assert len(whole.curve) > 3
-    for one, two in zip(few.curve, whole.curve, strict=True):
-        assert (one.tokens, one.sequences) == (two.tokens, two.sequences)
-        for x, y in ((one.ess_sequences, two.ess_sequences), (few.longest, whole.longest)):
-            assert (x.value, *(x.interval or ())) == pytest.approx((y.value, *(y.interval or ())), rel=1e-9)

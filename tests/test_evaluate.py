@@ -1,27 +1,22 @@
 """The evaluator of presets: one text on arrays and on tensors, for one preset or many.
 
-What presets do is held against the textbook (`test_oracle.py`), trainers' losses (`test_losses.py`), and
-trainers' code and golden numbers (`test_conformance.py`, `test_logged.py`).
+What presets do is held against the textbook (`test_oracle.py`), and numbers of trainers' own code
+(`test_logged.py`).
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
-from typing import get_args
 
 import numpy as np
 import pytest
-import torch
 
 from offpol_diag.core import gap, preset_numbers
-from offpol_diag.core.evaluate import Evaluator
 from offpol_diag.core.gap import DRIFTS, Tokens
 from offpol_diag.core.observe import Ahead
-from offpol_diag.core.segments import Segments, to_host
+from offpol_diag.core.segments import to_host
 from offpol_diag.core.study import Study
-from offpol_diag.presets import Over, Statistic
 from offpol_diag.presets.catalogue import load
 from tests import factory
 from tests.kinds import MADE
@@ -141,29 +136,3 @@ def test_nothing_makes_the_host_wait_within_a_batch(case):
     tokens = Tokens.of(batch, lambda rule, x: batch.rollout, "meta")
     found = preset_numbers.columns(tokens, presets) | gap.columns(tokens.terms(DRIFTS[0]))
     assert {x.shape for x in found.values()} == {(batch.sequences,)}
-
-
-@pytest.mark.parametrize("over", get_args(Over))
-@pytest.mark.parametrize("name", get_args(Statistic))
-def test_statistics_of_tensors_are_those_of_arrays(name, over):
-    """Of sentinels of −1e30, of turns, and of a sequence without a token."""
-    draw = np.random.default_rng(3)
-    ends = np.array([0, 40, 40, 75, 200]), np.array([0, 12, 40, 41, 75, 120, 200])
-    rollout, old = -np.square(draw.random((2, 200))) * 20
-    rollout[3] = old[44] = rollout[90] = old[90] = -1e30
-    on_numpy, on_torch = (
-        Evaluator({"rollout": of(rollout), "old": of(old)}, *(Segments(of(x), 200) for x in ends))
-        for of in (np.asarray, torch.from_numpy)
-    )
-    for bound in (None, 3.0):
-        wanted, found = (one.aggregate(name, "old", over, bound) for one in (on_numpy, on_torch))
-        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-13, atol=1e-300)
-
-
-@pytest.mark.parametrize("delta", [1e-7, -3.1, 19.0, 21.0, -344.0, 1351.0])
-def test_a_safety_bounds_the_ratio_of_a_probability_difference(delta):
-    p, q = min(delta, 0.0), min(-delta, 0.0)
-    runs = Segments(np.array([0, 1]), 1)
-    found = Evaluator({"rollout": np.array([q]), "old": np.array([p])}, runs, runs)
-    exact = math.exp(q) * math.expm1(min(max(delta, -20.0), 20.0))
-    assert found.statistic("prob_diff", "old", 20.0)[0] == pytest.approx(exact, rel=1e-14, abs=1e-322)

