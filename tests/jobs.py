@@ -1,0 +1,63 @@
+"""A job whose batches can fail, for threads and for a cluster, whose workers import it; and a dump for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from threadpoolctl import threadpool_info
+
+from offpol_diag.errors import DumpError
+
+
+def dump(
+    folder: Path, column: str = "old_log_probs", value: float = float("nan"), bad: tuple[int, ...] = ()
+) -> str:
+    """Write a dump of 40 sequences in 10 row groups; the first token of bad ones has some value."""
+    from tests.test_read import parquet, sequences
+
+    rows = sequences(2)
+    for i in bad:
+        rows[i]["response_mask"][0], rows[i][column][0] = True, value
+    return parquet(4)(folder, rows)
+
+
+class Ids(tuple[object, ...]):
+    """State that holds what batches left, in the order in which they were merged."""
+
+    __slots__ = ()
+
+    def merge(self, other: Ids) -> Ids:
+        return Ids((*self, *other))
+
+
+@dataclass(frozen=True)
+class Look:
+    """Job that leaves a file with the threads of BLAS in `folder`; fails at a sequence, always or once."""
+
+    folder: Path
+    at: str = ""
+    trouble: str = ""
+    once: bool = False
+    seconds: float = 0.0
+
+    def __call__(self, batch):
+        ids = batch.scalars["sequence_id"]
+        mark = self.folder / ids[0]
+        first = not mark.exists()
+        mark.write_text(str(blas()))
+        if self.at in ids and (first or not self.once):
+            if self.trouble == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise (
+                DumpError("a bad row", "mend it") if self.trouble == "refused" else ZeroDivisionError("a bug")
+            )
+        time.sleep(self.seconds)
+        return Ids(ids)
+
+
+def blas():
+    return max(one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas")
