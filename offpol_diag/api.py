@@ -126,11 +126,10 @@ def pairs(given: Any) -> dict[str, str]:
     """
     if not isinstance(given, str):
         return dict(given or {})
-    parts = (part.partition("=") for part in given.split(",") if part.strip())
-    found = {ours.strip(): theirs.strip() for ours, _, theirs in parts}
-    if not all((*found, *found.values())):
+    parts = [part.partition("=") for part in words(given)]
+    if not all(ours and theirs for ours, _, theirs in parts):
         raise UsageError(f'columns: "{given}" names no column', "give rollout=my_logps,old=my_old_logps")
-    return found
+    return {ours.strip(): theirs.strip() for ours, _, theirs in parts}
 
 
 # ---------------------------------------------------------------- the commands
@@ -152,18 +151,16 @@ def analyze(
     from offpol_diag.presets.catalogue import FAMILIES
     from offpol_diag.trainers import trainer_named
 
-    known, trainer = _catalogue(how), trainer and trainer_named(trainer)
-    asked = _presets(known, presets)
+    trainer = trainer and trainer_named(trainer)
+    known, chosen = _presets(how, presets)
     with _opened(what, how) as dump:
         columns = dump.info.columns
-        chosen = asked or _usual(dump, known, trainer)
+        chosen = chosen or _usual(dump, known, trainer)
         taken = {preset.name for preset in chosen}
         family = [known[name] for name in FAMILIES["old" if "old_log_probs" in columns else "current"]]
         chosen += tuple(one for one in family if one.name not in taken and not one.lacking(columns))
-        found = _advised(
-            _examined(dump, how, chosen, sequences=Path(sequences) if sequences else None), trainer
-        )
-    return _of("analyze", found)
+        rows = Path(sequences) if sequences else None
+        return _judged("analyze", _examined(dump, how, chosen, sequences=rows), trainer=trainer)
 
 
 def doctor(what: What, **how: Unpack[Computes]) -> Result:
@@ -172,7 +169,7 @@ def doctor(what: What, **how: Unpack[Computes]) -> Result:
     No correction is evaluated and none is recommended: `analyze` does both.
     """
     with _opened(what, how) as dump:
-        return _of("doctor", _diagnosed(_examined(dump, how)))
+        return _judged("doctor", _examined(dump, how), advise=False)
 
 
 def compare(what: What, *others: Any, presets: Presets = None, **how: Unpack[Evaluates]) -> Result:
@@ -184,18 +181,17 @@ def compare(what: What, *others: Any, presets: Presets = None, **how: Unpack[Eva
     """
     from offpol_diag.compare import of_presets, of_runs, reference
 
-    known = _catalogue(how)
-    asked = _presets(known, presets)
+    known, asked = _presets(how, presets)
     with ExitStack() as stack:
         dumps = [stack.enter_context(_opened(one, how)) for one in (what, *others)]
         if others:
             runs = [_examined(one, how, asked) for one in dumps]
-            results = [*map(_diagnosed, runs)]
+            results = [_judged("compare", one, advise=False) for one in runs]
             return _of("compare", results[0], against=of_runs(runs, results))
         chosen = asked or _usual(dumps[0], known)
         name = reference(dumps[0].info.columns, chosen)
         examined = _examined(dumps[0], how, chosen, against=name)
-        found = _advised(examined)
+        found = _judged("compare", examined)
         return _of("compare", found, comparison=of_presets(examined, found, name))
 
 
@@ -211,10 +207,12 @@ def sweep(
     """One preset at many thresholds: what each keeps, its ESS, bias and variance, in one reading."""
     from offpol_diag.sweep import sweep as swept
 
-    moved = _one_preset(_catalogue(how), preset)
+    _, found = _presets(how, [preset])
+    if len(found) != 1:
+        raise UsageError(f"{preset} names {len(found)} presets", "name one")
     with _opened(what, how) as dump:
         text = at if at is None or isinstance(at, str) else ",".join(map(str, at))
-        return _of("sweep", swept(dump, moved, which, text, keep, **_computing(how)))
+        return _of("sweep", swept(dump, found[0], which, text, keep, **_computing(how)))
 
 
 def gate(
@@ -248,12 +246,12 @@ def gate(
     base = load(must.baseline) if must.baseline else None
     if isinstance(what, Result):
         found = what
-    elif isinstance(what, str | Path) and Path(what).suffix.lower() == ".json":
+    elif isinstance(what, str | Path) and (str(what) == "-" or Path(what).suffix.lower() == ".json"):
         found = load(Path(what))
     else:
-        chosen, steps = must.to_compute(_catalogue(how))
+        chosen, steps = must.to_compute(_presets(how, None)[0])
         with _opened(what, how) as dump:
-            found = _advised(_examined(dump, how, chosen, by_step=steps))
+            found = _judged("gate", _examined(dump, how, chosen, by_step=steps))
     return _of("gate", found, gates=judged(found, must, base))
 
 
@@ -275,14 +273,13 @@ def check(
     from offpol_diag.trainers import defaults
 
     logged = [logged] if isinstance(logged, str | Path) else logged
-    known, drawn = _catalogue(how), curves([*map(Path, logged)])
-    asked = _presets(known, presets)
+    drawn, (known, asked) = curves([*map(Path, logged)]), _presets(how, presets)
     with _opened(what, how) as dump:
         who, generation = who_logs(trainer, dump.info.provenance)
         if not asked:
             usual = _usual(dump, known, who)
             with _opened(what, how) as same:
-                advice = _advised(_examined(same, how, usual)).recommendation
+                advice = _judged("check", _examined(same, how, usual)).recommendation
             best = advice.method if advice else None
             asked = tuple(known[name] for name in dict.fromkeys((best or usual[0].name, *defaults(who)[:1])))
         found = numbers(dump, asked, who, generation)
@@ -332,7 +329,7 @@ def rescore(
         again = Computes(seed=seed, device="cpu", columns=columns)
         with _opened(str(target), again) as dump:
             dump.info = replace(dump.info, files=(label,), given=()) if label else dump.info
-            found = _diagnosed(_examined(dump, again))
+            found = _judged("rescore", _examined(dump, again), advise=False)
         reference.written = "" if to is None else reference.written
     return _of("rescore", found, reference=reference)
 
@@ -385,55 +382,39 @@ def _computing(how: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _examined(dump: Dump, how: Mapping[str, Any], presets: Sequence[Preset] = (), **more: Any) -> Examined:
+    """Read a dump through, for its numbers and for what is kept of its rows."""
     from offpol_diag.core.observe import examine
 
     return examine(dump, presets=presets, **_computing(how), **more)
 
 
-def _diagnosed(found: Examined) -> Result:
-    from offpol_diag.diagnosis.decide import diagnosed
-
-    return diagnosed(found)
-
-
-def _advised(found: Examined, trainer: str | None = None) -> Result:
-    """Return the numbers with the verdict and the recommendation, and its configuration for a trainer."""
+def _judged(command: str, found: Examined, advise: bool = True, trainer: str | None = None) -> Result:
+    """Return the numbers with the verdict and, if asked, the recommendation, configured for a trainer."""
     from offpol_diag.advice import advised
+    from offpol_diag.diagnosis.decide import diagnosed
+    from offpol_diag.diagnosis.recorded import expected
 
-    return advised(_diagnosed(found), trainer)
+    result = diagnosed(found)
+    published = expected(result.dump.provenance)  # the K3 to be expected, where the metadata say enough
+    result = _of(command, result, charts=result.charts.model_copy(update={"expected": published}))
+    return advised(result, trainer) if advise else result
 
 
-def _of(command: str, result: Result, **found: Any) -> Result:
+def _of(command: str, result: Result, **beside: Any) -> Result:
     """Return a result as that of a command, with what it found beside the numbers."""
-    from offpol_diag.diagnosis import recorded
-
-    found["run"] = result.run.model_copy(update={"command": command})
-    if command in ("analyze", "doctor"):  # the K3 to be expected, where the metadata say enough
-        expected = recorded.expected(result.dump.provenance)
-        found["charts"] = result.charts.model_copy(update={"expected": expected})
-    return result.model_copy(update=found)
+    run = result.run.model_copy(update={"command": command})
+    return result.model_copy(update={"run": run, **beside})
 
 
-def _catalogue(how: Mapping[str, Any]) -> Catalogue:
-    """Return the built-in presets and the user's; a built-in name of another meaning is a warning."""
+def _presets(how: Mapping[str, Any], named: Presets) -> tuple[Catalogue, tuple[Preset, ...]]:
+    """Return all presets, and those that are named; warn of a built-in name with another meaning."""
     from offpol_diag.presets import catalogue
 
     file = how.get("preset_file")
-    found = catalogue.load(Path(file) if file else None)
-    if found.replaced:
-        LOG.warning("%s gives its own meaning to %s", file, ", ".join(found.replaced))
-    return found
-
-
-def _presets(known: Catalogue, named: Presets) -> tuple[Preset, ...]:
-    return () if named is None else known.resolve(named)
-
-
-def _one_preset(known: Catalogue, given: Presets) -> Preset:
-    found = known.resolve([given])
-    if len(found) != 1:
-        raise UsageError(f"{given} names {len(found)} presets", "name one")
-    return found[0]
+    known = catalogue.load(Path(file) if file else None)
+    if known.replaced:
+        LOG.warning("%s gives its own meaning to %s", file, ", ".join(known.replaced))
+    return known, () if named is None else known.resolve(named)
 
 
 def _usual(dump: Dump, known: Catalogue, trainer: str | None = None) -> tuple[Preset, ...]:

@@ -13,10 +13,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import asdict
+from functools import partial, reduce
 from pathlib import Path
 from string import ascii_uppercase
 from types import SimpleNamespace
@@ -47,7 +48,6 @@ OPTIONS: Mapping[str, tuple[Any, Any]] = {
     "tokenizer": (Path, typer.Option(metavar="FILE", help="Show tokens as text: a tokenizer.json.")),
     "explain": (str, typer.Option(metavar="CAUSE|list", help="What is known of a cause; reads no dump.")),
     "as_one": (bool, typer.Option("--as-one", help="Read several DUMPs as the parts of one dump.")),
-    "forms": (bool, typer.Option("--list", help="List the forms that are read.")),
     "strict": (bool, typer.Option("--strict", help="Exit with 1 where a bug or a difference is found.")),
     "quiet": (bool, typer.Option("--quiet", "-q", help="One line; no progress and no remarks.")),
     "verbose": (bool, typer.Option("--verbose", "-v", help="Every table, not the short answer.")),
@@ -86,11 +86,6 @@ def command(function: Callable[..., Any], *own: str) -> Callable[[Callable[..., 
     It is called with the arguments that were given, and with a namespace of its own options; it returns the
     exit code, or whether that is 1. What it raises becomes a message and an exit code.
     """
-    kinds: dict[str, Any] = {"context": (typer.Context, inspect.Parameter.empty)} | arguments(function)
-    for name in own:
-        of, how = OPTIONS[name]
-        how.show_envvar = False
-        kinds[name] = (Annotated[bool, how], False) if of is bool else (Annotated[of | None, how], None)
     text = (inspect.getdoc(function) or "").partition("\n\nRaises:")[0]
     help = re.sub(r"(?<!\n)\n(?!\n)", " ", text)  # typer keeps line ends
 
@@ -101,35 +96,40 @@ def command(function: Callable[..., Any], *own: str) -> Callable[[Callable[..., 
             asked = {name: x for name, x in given.items() if x not in (None, [])}
             raise typer.Exit(int(body(asked, options) or 0))
 
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        of = [
-            inspect.Parameter(name, keyword, annotation=kind, default=x) for name, (kind, x) in kinds.items()
-        ]
+        of = [*parameters(function, own)]
         run.__signature__ = inspect.Signature(of)  # type: ignore[attr-defined]
-        run.__annotations__ = {name: kind for name, (kind, _) in kinds.items()}
+        run.__annotations__ = {one.name: one.annotation for one in of}
         app.command(body.__name__, help=help, context_settings={"auto_envvar_prefix": "OFFPOL_DIAG"})(run)
         return body
 
     return decorated
 
 
-def arguments(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
-    """Return argument of a function → its type as typer takes it, and its default."""
-    empty, known = inspect.Parameter.empty, dict[str, tuple[Any, Any]]()
-    found: dict[str, Any] = {
-        name: (one.annotation, empty if one.default is empty and name not in ("what", "to") else None)
+def parameters(function: Callable[..., Any], own: Sequence[str]) -> Iterator[inspect.Parameter]:
+    """Yield the parameters of a command as typer takes them: those of a function, and of `OPTIONS`."""
+    of = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+    yield of("context", annotation=typer.Context)
+    needed = {"what": None, "to": None}  # which have defaults here
+    known: dict[str, tuple[Any, Any]] = {
+        name: (one.annotation, needed.get(name, one.default))
         for name, one in inspect.signature(function, eval_str=True).parameters.items()
     }
-    if how := found.pop("how", None):
+    if how := known.pop("how", None):
         more = get_type_hints(get_args(how[0])[0], include_extras=True)
-        found |= {name: (kind, None) for name, kind in more.items()}
-    for name, (kind, default) in found.items():
+        known |= {name: (kind, None) for name, kind in more.items()}
+    for name, (kind, default) in known.items():
         if hasattr(kind, "__metadata__"):
-            of, shown = kind.__origin__, copy(kind.__metadata__[0])
-            of = list[str] if name in MANY else str if of is Any else Path if Path in get_args(of) else of
+            type_, shown = kind.__origin__, copy(kind.__metadata__[0])
+            type_ = list[str] if name in MANY else str if type_ is Any else type_
+            type_ = Path if Path in get_args(type_) else type_
             shown.show_envvar, shown.autocompletion = False, completion(shown.metavar)
-            known[name] = Annotated[of | None, shown], default
-    return known
+            required = default is inspect.Parameter.empty
+            yield of(name, annotation=Annotated[type_ | None, shown], default=default if required else None)
+    for name in own:
+        type_, shown = OPTIONS[name]
+        shown.show_envvar, flag = False, type_ is bool
+        kind = Annotated[bool if flag else type_ | None, shown]
+        yield of(name, annotation=kind, default=False if flag else None)
 
 
 def completion(metavar: str | None) -> Callable[[str], list[str]] | None:
@@ -175,38 +175,31 @@ def settings(group: Any) -> dict[str, Any]:
     Raises:
         UsageError: the file is not TOML, or has an unknown key.
     """
-    commands = {
-        name: one for name, one in group.commands.items() if name not in ("presets", "report", "convert")
-    }
+    file, table = Path(), dict[str, Any]()
+    for name, place in (("offpol-diag.toml", ()), ("pyproject.toml", ("tool", "offpol-diag"))):
+        if not table and Path(name).exists():
+            try:
+                file, found = Path(name), toml(read(Path(name), MOST_TOML).decode("utf-8-sig"))
+                table = reduce(lambda part, key: part.get(key, {}), place, found)
+            except (OSError, ValueError) as error:
+                raise UsageError(f"{name}: cannot be read as TOML ({error})", "mend it") from error
+    others = ("presets", "report", "convert")
+    commands = {name: one for name, one in group.commands.items() if name not in others}
     known = [*dict.fromkeys(one.name for command in commands.values() for one in command.params)]
-    for file, place in (("offpol-diag.toml", ()), ("pyproject.toml", ("tool", "offpol-diag"))):
-        try:
-            table: Any = toml(read(Path(file), MOST_TOML).decode("utf-8-sig"))
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{file}: cannot be read as TOML ({error})", "mend it") from error
-        for name in place:
-            table = table.get(name, {}) if isinstance(table, dict) else {}
-        if not table or not isinstance(table, dict):
-            continue
-        keys = {str(name).replace("-", "_"): x for name, x in table.items()}
-        given = {SETTINGS.get(name, name): x for name, x in keys.items()}
-        for name in given.keys() - known:
-            hint = did_you_mean(name, known) or f"the keys are {', '.join(known)}"
-            raise UsageError(f"{file}: there is no setting {name!r}", hint)
-        options = {name: _as_option(name, x) for name, x in given.items()}
-        return dict.fromkeys(commands, options)
-    return {}
+    given = {SETTINGS.get(key := name.replace("-", "_"), key): x for name, x in table.items()}
+    for name in given.keys() - known:
+        hint = did_you_mean(name, known) or f"the keys are {', '.join(known)}"
+        raise UsageError(f"{file}: there is no setting {name!r}", hint)
+    options = {name: _as_option(name, x) for name, x in given.items()}
+    return dict.fromkeys(commands, options)
 
 
 def _as_option(name: str, value: Any) -> Any:
     """Return a value of TOML as an option is given: lists by commas, tables as name=value."""
     if isinstance(value, dict):
         value = [f"{key}={one}" for key, one in value.items()]
-    if name in MANY:
-        return value if isinstance(value, list) else [value]
-    return ",".join(map(str, value)) if isinstance(value, list) else value
+    several = value if isinstance(value, list) else [value]
+    return several if name in MANY else ",".join(map(str, several)) if value is several else value
 
 
 # ---------------------------------------------------------------- what commands share
@@ -214,15 +207,16 @@ def _as_option(name: str, value: Any) -> Any:
 
 def dumps(asked: dict[str, Any], own: Any) -> list[str]:
     """Take the dumps to read out of what is asked: those given, else the sample; remarked on."""
-    read: list[str] = asked.pop("what", [])
-    if not read:
+    given: list[str] = asked.pop("what", [])
+    if not given:
         note("no DUMP given: reading the sample dump that ships with offpol-diag", own.quiet)
     elif from_settings(own):
-        named = line(", ".join(map(clean, read)))
-        note(f"no DUMP given: reading {named}, which the settings name", own.quiet)
-    elif len(read) > 1:
-        note(f"{len(read)} DUMPs given: they are read as one dump", own.quiet)
-    return read or [str(SAMPLE)]
+        note(
+            f"no DUMP given: reading {line(', '.join(map(clean, given)))}, which the settings name", own.quiet
+        )
+    elif len(given) > 1:
+        note(f"{len(given)} DUMPs given: they are read as one dump", own.quiet)
+    return given or [str(SAMPLE)]
 
 
 def from_settings(own: Any) -> bool:
@@ -240,7 +234,7 @@ def default_html(sources: Sequence[str]) -> Path:
 
 
 def ran(function: Callable[..., Any], asked: Mapping[str, Any], own: Any, *what: Any, **rows: Path) -> Any:
-    """Call a function of `api` with a progress bar, and draw what it returns; return that.
+    """Call a function of `api` with a progress bar; write and draw what it returns, and return that.
 
     Args:
         function: the function.
@@ -249,9 +243,8 @@ def ran(function: Callable[..., Any], asked: Mapping[str, Any], own: Any, *what:
         *what: what it reads.
         **rows: Parquet files that it writes itself, by their name.
     """
-    files = [asked[name] for name in ("preset_file", "gates", "baseline") if name in asked]
-    files += [name for one in what for name in (one if isinstance(one, list) else [one])]
-    check_targets([*targets_of(own).values(), *rows.values()], [*files, *asked.get("logged", ())])
+    files = [*what, *(asked.get(name, []) for name in ("preset_file", "gates", "baseline", "logged"))]
+    check_targets([*targets_of(own).values(), *rows.values()], files)
     doing, unit = ("scoring", "tokens") if function is api.rescore else ("reading", "rows")
     with progress(own.quiet, doing, unit) as bar:
         found = function(*what, **asked, progress=bar)
@@ -271,14 +264,14 @@ def deliver(found: Any, own: Any, **rows: Path) -> None:
     from offpol_diag.report.tokens import with_texts
 
     found, targets = with_texts(found, getattr(own, "tokenizer", None)), targets_of(own)
-    texts = {file: render(found, form) for form, file in targets.items()}
-    alone = STDOUT in texts
-    shown = "" if alone else render(found, "terminal", own.verbose, own.quiet)
-    named = {} if own.quiet else {label: file for label, file in (targets | rows).items() if file != STDOUT}
-    where = "".join(printable(f"{label:<8}{file}") + "\n" for label, file in named.items())
-    write(texts, shown if alone else shown + where)
-    if alone:
-        sys.stderr.write(where)
+    texts, named = {file: render(found, form) for form, file in targets.items()}, targets | rows
+    where = [printable(f"{label:<8}{file}") + "\n" for label, file in named.items() if file != STDOUT]
+    said = "" if own.quiet else "".join(where)
+    if STDOUT in texts:
+        write(texts)
+        sys.stderr.write(said)
+    else:
+        write(texts, render(found, "terminal", own.verbose, own.quiet) + said)
 
 
 # ---------------------------------------------------------------- the commands
@@ -310,19 +303,10 @@ def compare(asked: dict[str, Any], own: Any) -> None:
     ran(api.compare, asked, own, *asked.pop("what"))
 
 
-@command(api.convert, "forms", "quiet")
+@command(api.convert, "quiet")
 def convert(asked: dict[str, Any], own: Any) -> None:
-    if own.forms:
-        from offpol_diag.dump.forms import FORMS
-        from offpol_diag.report.terminal import tables
-        from offpol_diag.table import Table
-
-        each = [(one.name, one.trainer, one.files, one.holds) for one in FORMS]
-        write({}, tables([Table("forms", "", ("form", "trainer", "files", "holds"), each)]))
-        return
     if not {"what", "to"} <= asked.keys():
-        hint = "offpol-diag convert DUMP… --to out.parquet; --list shows the forms"
-        raise UsageError("convert needs files and a target", hint)
+        raise UsageError("convert needs files and a target", "offpol-diag convert DUMP… --to out.parquet")
     check_targets([asked["to"]], asked["what"])
     made = api.convert(**asked)
     for said in (*made.notes, f"{asked['to']}: {made.sequences:,} sequences, {made.tokens:,} tokens"):
@@ -352,8 +336,7 @@ def gate(asked: dict[str, Any], own: Any) -> int:
     what = asked.pop("what", [])
     if not what:
         raise UsageError("missing argument 'DUMP'", "see `offpol-diag gate --help`")
-    one: Any = piped() if what == ["-"] else what[0] if len(what) == 1 else what
-    found = ran(api.gate, asked, own, one)
+    found = ran(api.gate, asked, own, what[0] if len(what) == 1 else what)
     if place := os.environ.get("GITHUB_STEP_SUMMARY"):
         with suppress(OSError), Path(place).open("a", encoding="utf-8") as file:
             file.write("\n" + render(found, "md"))
@@ -362,19 +345,10 @@ def gate(asked: dict[str, Any], own: Any) -> int:
 
 @command(api.report, *DRAWN, "tokenizer")
 def report(asked: dict[str, Any], own: Any) -> None:
-    from offpol_diag.result import load
-
     name = str(asked["result"])
     own.html = own.html or default_html([name])
     check_targets([*targets_of(own).values()], [name])
-    deliver(piped() if name == "-" else load(asked["result"]), own)
-
-
-def piped() -> Any:
-    """Return the result that is piped into standard input."""
-    from offpol_diag.result import loads, text_of
-
-    return loads(text_of(sys.stdin.buffer, "stdin"), "stdin")
+    deliver(api.report(name), own)
 
 
 @command(api.rescore, *DRAWN, "json", "strict")

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
@@ -828,23 +829,18 @@ def in_sync(summary: Result) -> Number | None:
 
 
 def load(path: Path) -> Result:
-    """Read a result written by `to_json`.
+    """Read a result written by `to_json`; `-` is stdin.
 
     Raises:
         ResultError: not readable, not JSON, not ours, or of another format.
     """
-    return loads(text_of(path), str(path))
-
-
-def text_of(source: Path | BinaryIO, name: str = "") -> str:
-    """Read the JSON of a result, from a file or from a stream of that name."""
+    name = "stdin" if str(path) == "-" else str(path)
     try:
-        return (
-            read(source, MOST_RESULT) if isinstance(source, Path) else up_to(source, MOST_RESULT)
-        ).decode()
+        data = up_to(sys.stdin.buffer, MOST_RESULT) if name == "stdin" else read(path, MOST_RESULT)
+        return loads(data.decode(), name)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ResultError(f"{name or source}: cannot be read as a result ({why})", HINT) from error
+        raise ResultError(f"{name}: cannot be read as a result ({why})", HINT) from error
 
 
 def loads(text: str, name: str) -> Result:

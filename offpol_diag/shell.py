@@ -18,7 +18,7 @@ import typer
 
 from offpol_diag.errors import OffpolError, UsageError
 from offpol_diag.files import beside, placed
-from offpol_diag.printable import is_url, printable, printable_lines
+from offpol_diag.printable import printable, printable_lines
 
 STDOUT = Path("-")
 MOST = 1600
@@ -68,14 +68,14 @@ def exit_codes() -> Iterator[None]:
         if isinstance(stop.__context__, BrokenPipeError):  # typer's own answer to it is 1
             raise SystemExit(141) from stop
         raise
-    except OffpolError as error:
-        complain(error)
     except (KeyboardInterrupt, typer.Abort) as error:
         note("interrupted")
         raise SystemExit(130) from error
     except BrokenPipeError as error:  # whoever read stdout went away; the interpreter may not flush it again
         mute(sys.stdout)
         raise SystemExit(141) from error
+    except OffpolError as error:
+        complain(error)
     except MemoryError as error:
         complain(OffpolError(f"there is not enough memory ({error})", "leave more free, say --threads 1"))
     except OSError as error:
@@ -83,8 +83,12 @@ def exit_codes() -> Iterator[None]:
         mute(sys.stdout)
         complain(OffpolError(what, "choose another place, or make room"))
     except Exception as error:
-        if hasattr(error, "format_message"):  # typer's own, of arguments
-            complain(usage_error(error))
+        if type(error).__name__ == "NoArgsIsHelpError":  # typer has printed the help
+            raise SystemExit(2) from error
+        if message := getattr(error, "format_message", str)():  # typer's own, of arguments
+            where = getattr(error, "ctx", None)
+            hint = f"see `{where.command_path if where else 'offpol-diag'} --help`"
+            complain(UsageError(message[:1].lower() + message[1:].removesuffix("."), hint))
         note("".join(traceback.format_exception(error)))
         complain(OffpolError("this is a bug in offpol-diag", "please report it with the traceback above"))
 
@@ -111,17 +115,6 @@ def complain(error: OffpolError) -> None:
 def line(text: str) -> str:
     """Return a text as one line that is not too long, with invisible characters escaped."""
     return printable(text if len(text) <= MOST else f"{text[: MOST // 2]} … {text[-MOST // 2 :]}")
-
-
-def usage_error(error: Any) -> UsageError:
-    """Return an error of typer's about arguments in the form of ours; without arguments there is the help."""
-    if type(error).__name__ == "NoArgsIsHelpError":  # typer has printed the help
-        raise SystemExit(2)
-    message = error.format_message().removesuffix(".")
-    message, _, near = message.partition(" Did you mean ")
-    hint = f"did you mean {near.rstrip('?').replace(chr(39), '')}?" if near else ""
-    command = error.ctx.command_path if error.ctx else "offpol-diag"
-    return UsageError(message[:1].lower() + message[1:].removesuffix("."), hint or f"see `{command} --help`")
 
 
 # ---------------------------------------------------------------- stderr: remarks and progress
@@ -173,12 +166,10 @@ def check_targets(targets: Sequence[Path], sources: Sequence[object]) -> None:
     """Refuse, before any work is done, a file that cannot be written or that is one of those that are read.
 
     Raises:
-        UsageError: it is a directory or a URL, its directory does not exist, it is given twice, or is read.
+        UsageError: it is a directory, its directory does not exist, it is given twice, or is read.
     """
-    read = [Path(str(one)) for one in sources if not is_url(str(one))]
-    for target in targets:
-        if target == STDOUT:
-            continue
+    read = [Path(str(one)) for some in sources for one in (some if isinstance(some, list) else [some])]
+    for target in (one for one in targets if one != STDOUT):
         if str(target).startswith("-"):
             raise UsageError(f"{target} stands where a file is to be named", "name a file, or - for stdout")
         if target.is_dir():
@@ -209,8 +200,8 @@ def write(texts: Mapping[Path, str], shown: str = "") -> None:
                 ready |= {target: beside(target.resolve())} if regular else {}
                 ready.get(target, target).write_bytes(text.encode("utf-8", "backslashreplace"))
         encoding = "utf-8" if STDOUT in texts else sys.stdout.encoding or "utf-8"
+        data = memoryview(texts.get(STDOUT, shown).encode(encoding, "replace"))
         try:
-            data = memoryview(texts.get(STDOUT, shown).encode(encoding, "replace"))
             while data:  # unbuffered, a write may take a part
                 data = data[sys.stdout.buffer.write(data) :]
             sys.stdout.buffer.flush()

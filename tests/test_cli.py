@@ -191,7 +191,7 @@ GIVEN = ("mine.toml", "pyproject.toml", "offpol-diag.toml", "folder")
     ("args", "words"),
     [
         (["--nope"], ["--nope", "hint: see `offpol-diag --help`"]),
-        (["analyse"], ["'analyse'", "hint: did you mean analyze?"]),
+        (["analyse"], ["'analyse'", "Did you mean 'analyze'?"]),
         (["gate"], ["DUMP", "hint: see `offpol-diag gate --help`"]),
         (["analyze", "--prests", "token_is"], ["--prests", "hint: "]),
         (["analyze", "--seed"], ["--seed", "hint: see `offpol-diag --help`"]),

@@ -56,7 +56,7 @@ def form_of(sources: Sequence[Any]) -> tuple[list[Path], Form] | None:
         found = {name: paths for name, paths in found.items() if rank[name] == min(rank.values())}
     if "" in found:
         path = found[""][0]
-        hint = "see `offpol-diag convert --list`; docs/trainers.md has a hook for each trainer"
+        hint = "docs/dumps.md has the forms that are read, docs/trainers.md a hook for each trainer"
         hint = f"`offpol-diag report {path}` draws a result" if path.suffix == ".json" else hint
         raise DumpError(f"{path}: not a form of dump that is known", hint)
     if len(found) > 1:

@@ -98,7 +98,7 @@ class File:
             groups = [metadata.row_group(at) for at in range(metadata.num_row_groups) if metadata.num_rows]
             leaves = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
         except READ_ERRORS as error:
-            hint = "check that it may be read, or dump it again; `convert --list` says what else is read"
+            hint = "check that it may be read, or dump it again; docs/dumps.md has the forms"
             raise DumpError(f"{path}: cannot be read as Parquet ({first_line(error)})", hint) from error
         columns = schema.resolve(found, given, str(path)) if groups else {}
         rollout = f"{columns.get(schema.ROLLOUT)}."
