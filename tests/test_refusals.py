@@ -245,7 +245,6 @@ COMMANDS = [
     (ANALYZE + "--presets tokn_is", 'unknown preset "tokn_is"', ""),
     (ANALYZE + "--presets ,", "no preset is named", ""),
     (ANALYZE + "--preset-file none.toml", "none.toml", ""),
-    ("compare sampled.parquet --against all", "all names", ""),
     (SWEEP + "--which weight.uper", 'token_is has no bound "weight.uper"', ""),
     *((SWEEP + one, "", "") for one in ("--keep 2", "--keep x", "--at 2,1")),
     ("gate sampled.parquet --max k3", "--max", "docs/ci.md has the form"),
