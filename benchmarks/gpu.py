@@ -27,9 +27,10 @@ import torch
 
 from offpol_diag.core import preset_numbers
 from offpol_diag.core.gap import Tokens
-from offpol_diag.core.observe import Ahead, examine, read_ahead
+from offpol_diag.core.observe import examine
 from offpol_diag.core.segments import Array, memory_of, to_host
 from offpol_diag.core.study import Study
+from offpol_diag.core.whole_steps import WholeSteps, read_whole_steps
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import open_dump
 from offpol_diag.errors import MemoryShortage
@@ -56,28 +57,28 @@ def seconds(job: Callable[[], object], rounds: int) -> float:
     return statistics.median(spent)
 
 
-def loaded(path: Path, size: int) -> tuple[Ahead, list[Batch]]:
+def loaded(path: Path, size: int) -> tuple[WholeSteps, list[Batch]]:
     """Load the dump's batches into memory, with what presets need of whole trainer batches."""
     dump = open_dump([str(path)], batch_tokens=size)
-    return read_ahead(Threads(1), dump, Study.of(dump.info.columns, PRESETS)), [*dump.batches()]
+    return read_whole_steps(Threads(1), dump, Study.of(dump.info.columns, PRESETS)), [*dump.batches()]
 
 
-def started(batch: Batch, ahead: Ahead, device: str) -> dict[str, Array]:
+def started(batch: Batch, whole: WholeSteps, device: str) -> dict[str, Array]:
     """Start what presets do to each sequence of a batch."""
     with memory_of(device):
-        return preset_numbers.columns(Tokens.of(batch, partial(ahead.cut, batch), device), PRESETS)
+        return preset_numbers.columns(Tokens.of(batch, partial(whole.cut, batch), device), PRESETS)
 
 
 def resident(path: Path, device: str, rounds: int, bandwidth: float) -> None:
     """Print tokens per second from batches in memory to sums in memory, by tokens of a batch."""
     for size in SIZES if device != "cpu" else SIZES[:1]:
-        ahead, every = loaded(path, size)
+        whole, every = loaded(path, size)
         tokens, taken = sum(one.tokens for one in every), sum(map(_bytes, every))
 
         @np.errstate(all="ignore")
-        def sums(ahead: Ahead = ahead, every: list[Batch] = every) -> None:
+        def sums(whole: WholeSteps = whole, every: list[Batch] = every) -> None:
             for batch in every:
-                to_host(started(batch, ahead, device))
+                to_host(started(batch, whole, device))
 
         try:
             took = seconds(sums, rounds)
@@ -85,7 +86,7 @@ def resident(path: Path, device: str, rounds: int, bandwidth: float) -> None:
             print(f"batches of {size:,} tokens do not fit")
             break
         rate, of_copy = tokens / took / 1e6, taken / took / bandwidth
-        waited = f", {waits(every[0], ahead, device)} waits a batch" if device != "cpu" else ""
+        waited = f", {waits(every[0], whole, device)} waits a batch" if device != "cpu" else ""
         print(f"batches of {size:9,}: {rate:8.1f} M tokens/s, {of_copy:.1%} of a copy{waited}")
 
 
@@ -94,13 +95,13 @@ def _bytes(batch: Batch) -> int:
     return sum(x.nbytes for x in arrays if isinstance(x, np.ndarray))
 
 
-def waits(batch: Batch, ahead: Ahead, device: str) -> int:
+def waits(batch: Batch, whole: WholeSteps, device: str) -> int:
     """Count how often the host waits for the GPU while the sums of a batch are started, as CUDA counts it."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            started(batch, ahead, device)
+            started(batch, whole, device)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return sum("synchroniz" in str(one.message) for one in said)

@@ -12,9 +12,9 @@ import numpy as np
 
 from offpol_diag.core.gap import Tokens
 from offpol_diag.core.observe import examine
+from offpol_diag.core.plan import rule_of
 from offpol_diag.core.preset_numbers import AT_LAG_0
 from offpol_diag.core.state import Array
-from offpol_diag.core.steps import rule as rule_of
 from offpol_diag.diagnosis.decide import diagnosed
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import Dump

@@ -22,8 +22,8 @@ from offpol_diag.core import readout
 from offpol_diag.core.evaluate import Evaluator
 from offpol_diag.core.formulas import batch_cut
 from offpol_diag.core.observe import Observe
+from offpol_diag.core.plan import plan
 from offpol_diag.core.segments import Segments
-from offpol_diag.core.steps import steps
 from offpol_diag.core.study import Readout, Study
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.check import TOLERANCE
@@ -101,7 +101,7 @@ def correct(
     if (counted & (mask != 1)).any():
         raise UsageError("mask must be 0 or 1", "give booleans, or 1 for the tokens that count")
 
-    own, offsets = steps(presets[0]), pad(counted.sum(1).cumsum(0), (1, 0))
+    own, offsets = plan(presets[0]), pad(counted.sum(1).cumsum(0), (1, 0))
     begins = (counted & ~pad(counted[:, :-1], (1, 0)))[counted].nonzero().flatten()  # of turns
     log_probs: dict[Any, Tensor] = {"rollout": rollout[counted].double(), own.policy: train[counted].double()}
     if any(not x.isfinite().all() for x in log_probs.values()) or (log_probs["rollout"] > TOLERANCE).any():
@@ -130,7 +130,7 @@ def correct(
 
 def _weights(tokens: Evaluator, preset: Preset, kept: Tensor) -> Tensor:
     """Compute final weights, normalised over the batch, [T] float64; 0 where a token is not `kept`, [T]."""
-    weighting = steps(preset).weight
+    weighting = plan(preset).weight
     if weighting is None or preset.weight is None:
         return kept.double()
     w = tokens.weight(weighting)

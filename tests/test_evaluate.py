@@ -14,9 +14,9 @@ import pytest
 
 from offpol_diag.core import gap, preset_numbers
 from offpol_diag.core.gap import DRIFTS, Tokens
-from offpol_diag.core.observe import Ahead
 from offpol_diag.core.segments import to_host
 from offpol_diag.core.study import Study
+from offpol_diag.core.whole_steps import WholeSteps
 from offpol_diag.presets.catalogue import load
 from tests import factory
 from tests.kinds import MADE
@@ -71,7 +71,7 @@ def case(request):
     if request.param == "two policies":
         batch = replace(batch, current=None)
         presets = tuple(one for one in EVERY if one.policy == "old")
-    return batch, presets, Ahead.of_batch(Study(presets, frozenset()), batch).cut
+    return batch, presets, WholeSteps.of_batch(Study(presets, frozenset()), batch).cut
 
 
 def tokens_of(case, device="cpu"):

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from offpol_diag.core import gap, preset_numbers, readout
-from offpol_diag.core.observe import Ahead, Observe
+from offpol_diag.core.observe import Observe
 from offpol_diag.core.segments import to_host
 from offpol_diag.core.study import Readout, Study
+from offpol_diag.core.whole_steps import WholeSteps
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import open_dump
 from offpol_diag.errors import MemoryShortage
@@ -62,7 +63,7 @@ def test_tensors_of_the_cpu_have_the_numbers_of_arrays(batch):
 
 @pytest.mark.parametrize("device", [gpu("cuda:0")])
 def test_the_host_waits_for_a_gpu_where_it_fetches_the_sums_alone(batch, device):
-    cut = partial(Ahead.of_batch(Study(EACH, frozenset()), batch).cut, batch)
+    cut = partial(WholeSteps.of_batch(Study(EACH, frozenset()), batch).cut, batch)
     torch.cuda.set_sync_debug_mode("error")
     try:
         found = preset_numbers.columns(gap.Tokens.of(batch, cut, device), EACH)
@@ -77,5 +78,7 @@ def test_a_block_that_does_not_fit_is_an_error_with_a_hint(batch, monkeypatch):
 
     monkeypatch.setattr(gap, "sent", full)
     with pytest.raises(MemoryShortage, match="memory of cuda:0 is too small") as caught:
-        Observe(Study(catalogue.load().resolve("token_is"), COLUMNS), Ahead({}), devices=("cuda:0",))(batch)
+        Observe(Study(catalogue.load().resolve("token_is"), COLUMNS), WholeSteps({}), devices=("cuda:0",))(
+            batch
+        )
     assert "--device cpu" in caught.value.hint

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag.core import observe
+from offpol_diag.core import whole_steps
 from offpol_diag.dump.read import Dump
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from tests import oracles
@@ -152,10 +152,10 @@ def test_a_step_with_too_many_tokens_above_the_bound_is_refused(tmp_path, monkey
         above[one.step] += sum(d * d / 2 >= 0.02 for d in one.delta("old"))
     most = max(above.values())
     assert most < sum(above.values())  # a step's, not the dump's
-    monkeypatch.setattr(observe, "MOST_VALUES", most)
+    monkeypatch.setattr(whole_steps, "MOST_VALUES", most)
     assert analyze([path], presets=[m2po()], batch_tokens=37).preset("m2")
-    monkeypatch.setattr(observe, "MOST_VALUES", most - 1)
-    with pytest.raises(observe.TooMany, match="sorts them in memory"):
+    monkeypatch.setattr(whole_steps, "MOST_VALUES", most - 1)
+    with pytest.raises(whole_steps.TooMany, match="sorts them in memory"):
         analyze([path], presets=[m2po()], batch_tokens=37)
     assert analyze([path], presets=[NORMAL], batch_tokens=37).preset("n")
 
@@ -177,8 +177,8 @@ def readings(monkeypatch):
 @pytest.mark.parametrize("presets", [[m2po()], ["token_is"]], ids=["M2PO", "token_is"])
 def test_too_many_steps_are_refused_in_one_reading(tmp_path, monkeypatch, readings, presets):
     path = write(made(list(range(9))), tmp_path / "a.parquet")
-    monkeypatch.setattr(observe, "MOST_STEPS", 4)
-    with pytest.raises(observe.TooMany, match="more than 4 training steps"):
+    monkeypatch.setattr(whole_steps, "MOST_STEPS", 4)
+    with pytest.raises(whole_steps.TooMany, match="more than 4 training steps"):
         analyze([path], presets=presets)
     assert len(readings) == 1
 

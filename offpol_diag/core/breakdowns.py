@@ -111,12 +111,6 @@ def at_lag_0(out: Readout, preset: Preset) -> Number | None:
 _PRESET = {row.name: row for row in (*preset_numbers.ROWS, *preset_numbers.LOSSES)}
 
 
-def names_by_step(presets: Sequence[Preset]) -> list[str]:
-    """List the names of the numbers that are made of sums, and can be had for every step."""
-    result = [drift.prefix + name for drift in DRIFTS for name in _GAP]
-    return result + [f"{preset.name}.{name}" for preset in presets for name in _PRESET]
-
-
 def row_by_step(name: str, presets: Sequence[Preset]) -> tuple[Formula, str] | None:
     """Find the formula of such a number, and the prefix of its columns; None of another.
 

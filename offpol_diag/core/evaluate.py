@@ -10,8 +10,8 @@ from typing import Any, TypeVar, cast
 
 from offpol_diag.core import formulas as f
 from offpol_diag.core.formulas import Loss
+from offpol_diag.core.plan import PolicyLoss, Rule, SequenceMask, TokenMask, VetoBounds, Weighting
 from offpol_diag.core.segments import Array, Segments, floats, namespace
-from offpol_diag.core.steps import PolicyLoss, Rule, SequenceMask, TokenMask, VetoBounds, Weighting
 from offpol_diag.presets import OF_SEQUENCES, Policy, Statistic
 
 INF = math.inf

@@ -28,8 +28,8 @@ from offpol_diag.core.intervals import (
     mean,
     spread,
 )
+from offpol_diag.core.plan import Rule
 from offpol_diag.core.segments import CPU, Array, Segments, extremes, sent
-from offpol_diag.core.steps import Rule
 from offpol_diag.core.sums import LARGEST_SUM, Sums
 from offpol_diag.dump.batch import Batch
 from offpol_diag.presets import Policy

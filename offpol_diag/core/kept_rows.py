@@ -15,8 +15,8 @@ import numpy as np
 
 from offpol_diag.core.gap import Terms
 from offpol_diag.core.intervals import AS_SEEN, Formula, Reader, mean, missing
+from offpol_diag.core.plan import plan
 from offpol_diag.core.state import Array, State, Table
-from offpol_diag.core.steps import steps
 from offpol_diag.dump.batch import Batch, mix
 from offpol_diag.dump.schema import PROMPT_IDS
 from offpol_diag.number import LARGEST
@@ -333,7 +333,7 @@ def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Pr
             columns.update({f"{name}|{unit}.{column}": x for column, x in sums.items()})
 
     def kept(preset: Preset) -> Array:
-        own = steps(preset)
+        own = plan(preset)
         found: Array = terms.tokens.kept(own.tokens, own.sequences)
         if own.weight is None or not own.weight.may_be_zero:
             return found

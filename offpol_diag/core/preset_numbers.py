@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from offpol_diag.core.intervals import ABOVE_MINUS_ONE, POSITIVE, Formula, Lookup, Reader, mean
+from offpol_diag.core.plan import plan, weighted
 from offpol_diag.core.state import Array, State, Table
-from offpol_diag.core.steps import steps, weighted
 from offpol_diag.core.sums import Columns, Sums
 from offpol_diag.number import Numbers
 from offpol_diag.presets import SMALLEST_NORM, Preset
@@ -38,7 +38,7 @@ def columns(tokens: Sums, presets: Sequence[Preset]) -> Columns:
     """
     losses, found = tokens.advantages is not None and "current" in tokens.log_probs, Columns()
     for preset in presets:
-        own = steps(preset)
+        own = plan(preset)
         made = tokens.of_preset(own, losses)
         made["own"] = made["kept"] if preset.denominator == "kept" else tokens.sequences.n
         if normalised(preset) and own.weight is not None:

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offpol_diag.core.gap import Drift, Tokens
+from offpol_diag.core.plan import plan
 from offpol_diag.core.segments import to_host
 from offpol_diag.core.state import Array
-from offpol_diag.core.steps import steps as steps_of
 from offpol_diag.dump.batch import step_label
 from offpol_diag.errors import UsageError
 from offpol_diag.files import beside, placed
@@ -101,7 +101,7 @@ def table(tokens: Tokens, main: Drift, presets: Sequence[Preset], columns: Mappi
     }
     for preset in presets:
         kept, vetoed = (columns[f"{preset.name}|{name}"] for name in ("kept", "vetoed"))
-        weight, nothing = steps_of(preset).weight, pa.nulls(batch.sequences, pa.float64())
+        weight, nothing = plan(preset).weight, pa.nulls(batch.sequences, pa.float64())
         over_all = to_host({"w": tokens.over_all(weight)})["w"] if weight else nothing
         rows |= {
             f"{preset.name}.kept_tokens": pa.array(kept.astype(np.int64)),

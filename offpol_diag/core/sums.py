@@ -10,8 +10,8 @@ from functools import cached_property
 
 from offpol_diag.core import formulas as f
 from offpol_diag.core.evaluate import INF, Evaluator, once
+from offpol_diag.core.plan import Plan, PolicyLoss, SequenceMask, TokenMask, VetoBounds, Weighting
 from offpol_diag.core.segments import Array, floats
-from offpol_diag.core.steps import PolicyLoss, SequenceMask, Steps, TokenMask, VetoBounds, Weighting
 from offpol_diag.number import LARGEST
 from offpol_diag.presets import Policy
 
@@ -24,7 +24,7 @@ Columns = dict[str, Array]
 class Sums(Evaluator):
     """An evaluator that adds up what it computes, by sequence."""
 
-    def of_preset(self, preset: Steps, losses: bool) -> Columns:
+    def of_preset(self, preset: Plan, losses: bool) -> Columns:
         """Compute all columns of one preset; those of losses if asked for."""
         tokens, sequences, weight = preset.tokens, preset.sequences, preset.weight
         found = self.of_kept(tokens, sequences) | self.of_gap(preset.policy, tokens, sequences)

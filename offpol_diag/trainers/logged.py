@@ -16,10 +16,10 @@ from functools import partial
 import numpy as np
 
 from offpol_diag.core.gap import Tokens
-from offpol_diag.core.observe import Ahead
+from offpol_diag.core.plan import plan, veto_bounds, weighting
 from offpol_diag.core.segments import Array
-from offpol_diag.core.steps import steps, veto_bounds, weighting
 from offpol_diag.core.study import Study
+from offpol_diag.core.whole_steps import WholeSteps
 from offpol_diag.dump.batch import Batch
 from offpol_diag.presets import OF_SEQUENCES, SMALLEST_NORM, Preset, Reject, Veto
 
@@ -43,9 +43,9 @@ def steps_of(batch: Batch, presets: Sequence[Preset], columns: Collection[str]) 
         columns: canonical columns of the dump; advantages are made of rewards where there are none.
     """
     study = Study.of(columns, presets)
-    ahead = Ahead.of_batch(study, batch)
-    batch = ahead.filled(batch)
-    on = Tokens.of(batch, partial(ahead.cut, batch))
+    whole = WholeSteps.of_batch(study, batch)
+    batch = whole.filled(batch)
+    on = Tokens.of(batch, partial(whole.cut, batch))
     return [Step(batch, preset, on) for preset in study.presets]
 
 
@@ -76,7 +76,7 @@ class Step:
     on: Tokens
 
     def __post_init__(self) -> None:
-        batch, on, weight, made = self.batch, self.on, self.preset.weight, steps(self.preset)
+        batch, on, weight, made = self.batch, self.on, self.preset.weight, plan(self.preset)
         self.runs, self.rows, self.tokens, self.loss = on.sequences, batch.sequences, batch.tokens, made.loss
         self.n, self.there = self.runs.n, self.runs.filled
         self.train, self.d = on.log_probs[self.preset.policy], on.log_ratio(self.preset.policy)

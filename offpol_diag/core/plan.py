@@ -1,4 +1,4 @@
-"""A preset as steps that the evaluator takes, with numbers for bounds.
+"""A preset as a plan of the evaluator: which weight, rules, veto and loss, with numbers for bounds.
 
 Equal parts of presets are one object (`one_object`). So a memo compares identities, and what several presets
 share is computed once per block.
@@ -144,7 +144,7 @@ class PolicyLoss:
 
 
 @dataclass(frozen=True, eq=False)
-class Steps:
+class Plan:
     """A preset as it is evaluated.
 
     Attributes:
@@ -165,14 +165,14 @@ class Steps:
     weighted: bool
 
 
-# ---------------------------------------------------------------- Presets → steps
+# ---------------------------------------------------------------- Presets → plans
 
 
 @one_object
-def steps(preset: Preset) -> Steps:
-    """Return the steps of a preset."""
-    policy, rules = preset.policy, [rule(preset.policy, reject) for reject in preset.reject]
-    return Steps(
+def plan(preset: Preset) -> Plan:
+    """Return the plan of a preset."""
+    policy, rules = preset.policy, [rule_of(preset.policy, reject) for reject in preset.reject]
+    return Plan(
         policy,
         None if preset.weight is None else weighting(policy, preset.weight),
         tuple(one for one in rules if one.reject.on_tokens),
@@ -213,7 +213,7 @@ def weighting(policy: Policy, weight: Weight) -> Weighting:
 
 
 @one_object
-def rule(policy: Policy, reject: Reject) -> Rule:
+def rule_of(policy: Policy, reject: Reject) -> Rule:
     """Return a rejection rule with numbers for bounds."""
     of_aggregate = reject.safety_at == "aggregate" or reject.over == "token"
     late = reject.safety if reject.statistic in AGGREGATES and of_aggregate else None
