@@ -67,7 +67,7 @@ def test_a_ratio_without_a_lower_bound_is_logged_down_to_the_inverse_of_its_uppe
 
 @pytest.fixture(scope="module")
 def result():
-    return offpol_diag.analyze(SAMPLE, presets=[*catalogue.load()], progress=False).summary
+    return offpol_diag.analyze(SAMPLE, presets=[*catalogue.load()], progress=False)
 
 
 @pytest.fixture(scope="module")
