@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from offpol_diag.diagnosis.cause import Cause
 from offpol_diag.diagnosis.registry import CAUSES
-from offpol_diag.report.explain import KINDS, filled
+from offpol_diag.report.words import KINDS, filled
 
 MADE = "<!-- Made by `python docs/make.py`; do not edit. -->\n\n"
 

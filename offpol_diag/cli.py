@@ -320,8 +320,8 @@ def doctor(asked: dict[str, Any], own: Any) -> bool:
         return bool(own.strict and found.is_bug)
     from offpol_diag.diagnosis import registry
     from offpol_diag.report import markdown
-    from offpol_diag.report.explain import every_cause, explained
     from offpol_diag.report.terminal import terminal
+    from offpol_diag.report.words import every_cause, explained
 
     answer = every_cause() if own.explain == "list" else explained(registry.cause(own.explain))
     write({own.md: markdown(answer)} if own.md else {}, terminal(answer, own.verbose, own.quiet))

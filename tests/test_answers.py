@@ -20,7 +20,7 @@ from offpol_diag.presets.catalogue import FAMILIES
 from offpol_diag.report import LIMIT, answered
 from offpol_diag.report import markdown as draw_markdown
 from offpol_diag.report.analyze import PRESETS as COLUMNS
-from offpol_diag.report.analyze import missing, policies
+from offpol_diag.report.analyze import pairs
 from offpol_diag.report.analyze import presets as of_presets
 from offpol_diag.report.answer import Answer, shown
 from offpol_diag.report.parts import parts
@@ -218,13 +218,11 @@ def table(name, **changes):
     return next(one for one in every if one.id == name)
 
 
-@pytest.mark.parametrize(
-    ("k1", "said"), [(-0.01, "no logging fault looked for explains"), (-1e-6, "small enough for rounding")]
-)
-def test_a_negative_k1_without_a_bug_says_why_it_may_be_so(k1, said):
-    numbers = metrics() | {"k1": number(k1, abs(k1) / 10, "nats")}
+def test_a_negative_k1_without_a_bug_says_why_it_may_be_so():
+    numbers = metrics() | {"k1": number(-0.01, 0.001, "nats")}
     (check,) = (one for one in checks(make_summary(metrics=numbers)) if one.text.startswith("K1"))
-    assert (check.mark, said in check.text, "top-p" in check.detail) == ("un", True, k1 == -0.01)
+    assert (check.mark, check.text) == ("un", "K1 is negative, which no logging fault looked for explains")
+    assert "Rounding" in check.detail
 
 
 def test_the_configuration_that_was_asked_for_comes_first_then_the_dumps_own():
@@ -274,7 +272,7 @@ def test_a_decision_without_a_method_is_said_in_its_own_words(decision):
 def test_a_pair_of_policies_that_is_lacking_has_no_column():
     lacking = {"drift2.k1": unknown("missing column x"), "drift2.k3": unknown("missing column x")}
     gap = {"k3": Number(value=0.1), "total.k3": Number(log10=400.0)} | lacking
-    _, found = policies(make_summary(metrics=metrics() | gap))
+    found = pairs(make_summary(metrics=metrics() | gap))
     assert found.header == ("number", "rollout → old", "rollout → current")
 
 
@@ -287,12 +285,11 @@ def test_intervals_are_spoken_of_where_there_are_some():
 # ---------------------------------------------------------------- presets
 
 
-def test_presets_that_need_a_column_are_listed_and_most_could_be_had_by_one_option():
-    hint = "The trainer's one policy is read as the old one with --columns old=pi."
-    one = {"p": preset("P", "m", 0.5).but(needs=["old_log_probs"])}
-    found = missing(make_summary(presets=one, dump=dump_facts(columns={"current_log_probs": "pi"})))
-    assert (found.rows, found.notes) == ([("p", "old_log_probs", "P")], (hint,))
-    assert missing(make_summary(presets=one, dump=dump_facts(columns={}))).notes == ()
+def test_presets_that_need_a_column_are_named_with_it():
+    some = {name: preset("P", "m", 0.5).but(needs=["old_log_probs"]) for name in ("p", "q")}
+    found = of_presets(make_summary(presets=some | {"r": preset("R", "m", 0.5)}))
+    assert [row[0] for row in found.rows] == ["r"]
+    assert found.notes[1] == "The dump lacks old_log_probs, which p and q would need."
 
 
 def test_every_preset_has_a_row_kinds_stand_together_and_the_recommended_method_comes_first():
@@ -301,7 +298,7 @@ def test_every_preset_has_a_row_kinds_stand_together_and_the_recommended_method_
     rows = of_presets(make_summary(presets=some, recommendation=None)).rows
     assert [row[0] for row in rows] == [f"f{f}_{i}" for f in range(10) for i in range(5)]
     given = recommendation().model_copy(update={"method": "f3_2", "alternatives": ["f9_4"]})
-    first, second, *others = of_presets(make_summary(presets=some, recommendation=given)).rows
+    first, second, *others = table("presets", presets=some, recommendation=given).rows
     assert first[:2] == ("f3_2 (recommended)", "weight 2")
     assert second[:2] == ("f9_4", "weight 4")
     assert len(others) == 48
@@ -360,19 +357,16 @@ def test_a_long_list_is_counted_in_the_short_form_and_whole_on_the_page():
     names = [f"feature_{i}" for i in range(300)]
     given = dump_facts(ignored=names, columns=READ | {"response_mask": "m" * 100})
     said = in_short(given)
-    assert len(said) < 350
-    assert f"mask = {'m' * 39}…" in said
     assert said.endswith("ignored: feature_0, feature_1, feature_2, feature_3, feature_4 and 295 more")
     assert dict(table("dump", dump=given).rows)["columns ignored"] == ", ".join(names)
     assert names[-1] in html(make_summary(dump=given))
 
 
-def test_ten_thousand_columns_are_whole_in_the_json_alone():
+def test_ten_thousand_columns_are_counted_in_the_short_forms():
     names = [f"a_column_of_some_length_{i}" for i in range(10_000)]
     summary = make_summary(gates=[], dump=dump_facts(ignored=names))
     assert len(markdown(summary)) < LIMIT
     assert len(terminal(summary, verbose=True)) < len(terminal(make_summary(gates=[]), verbose=True)) + 1000
-    assert dict(table("dump", dump=summary.dump).rows)["columns ignored"].endswith(" more")
     assert loads(summary.to_json(), "").dump.ignored == names
 
 

@@ -233,7 +233,7 @@ def test_neither_side_is_accused_by_a_place():
 
 
 def test_mismatch_by_turn_is_a_table_where_there_are_turns(tools):
-    (table,) = (one for one in answered(tools).tables if one.id == "turns")
+    (table,) = (one for one in answered(tools).tables if one.id == "by-turn")
     assert [row[0] for row in table.rows] == [one.key for one in tools.at("turn")]
     assert "By turn of the response" in markdown(tools)
     assert "By turn of the response" in html(tools)

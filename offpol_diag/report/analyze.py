@@ -10,19 +10,20 @@ from pathlib import PurePath
 from typing import Any
 
 from offpol_diag.advice import MERGE
+from offpol_diag.diagnosis.numbers import Evidence
 from offpol_diag.metrics import FIRST_GAP, METRICS, PAIRS, Tone, band, metric, title, tone
-from offpol_diag.number import Number, Numbers
-from offpol_diag.numerals import count, counted, doubted, say, written
+from offpol_diag.number import Number
+from offpol_diag.numerals import count, counted, doubted, written
 from offpol_diag.report import words
-from offpol_diag.report.answer import EXPLAIN, Answer, Fact, Line, Tile
+from offpol_diag.report.answer import EXPLAIN, Answer, Fact, Line, Tile, listed
 from offpol_diag.report.charts import charts
 from offpol_diag.report.rescore import deciding, reproduced
-from offpol_diag.result import DumpFacts, Place, Point, Result, at_steps, curve
+from offpol_diag.result import DumpFacts, Point, Result, at_steps, curve
 from offpol_diag.table import Cell, Table
+from offpol_diag.trainers import named_in
 
-MOST_NAMED, MOST_STEPS, MOST_OTHERS = 4, 30, 4
-"""Most files that a command is suggested for; rows of the table by step; presets beside the recommended ones
-that stand before these, as a user named them one by one."""
+MOST_NAMED, MOST_PLACES = 4, 30
+"""Most files that a command is suggested for, and most rows of a table by place."""
 ALIGNED = 0.001
 """Bound proposed for the gate of a dump that is below it; of any other it is `MERGE`."""
 
@@ -30,31 +31,26 @@ ALIGNED = 0.001
 def answer(result: Result) -> Answer:
     """Return the answer of an analysis."""
     given, found, steps = result.recommendation, tiles(result), [one.key for one in at_steps(result)]
-    word, said, shade, interval, more = headline(result)
+    named = [*result.diagnosis.causes, *result.diagnosis.candidates] if result.diagnosis else []
+    unit = "prompt" if "group_id" in result.dump.columns else "sequence"
+    resampled = f"95% intervals, resampling the {counted(result.dump.groups, unit)}."
+    if not any(number.interval for number in result.whole.values()):
+        resampled = f"Without intervals: {counted(result.dump.groups, 'group')} to resample."
     return of_dump(result)(
-        word,
-        said,
-        shade,
-        interval,
-        more,
+        *headline(result),
         facts=tuple(_facts(result)),
-        lead=_resampled(result),
+        lead=resampled,
         tiles=found,
         over=f"steps {_step(steps[0])} to {_step(steps[-1])}"
-        if steps and any(x.curve for x in found)
+        if steps and any(one.curve for one in found)
         else "",
         heavy=heavy(result),
         tables=tuple(one for one in _tables(result) if one.rows),
         charts=charts(result),
         code=(("The configuration, ready to paste", given.config),) if given and given.config else (),
         next=tuple(_commands(result)),
-        further=tuple(("explain", f"{EXPLAIN} {name}") for name in _named(result)),
+        further=tuple(("explain", f"{EXPLAIN} {one.id}") for one in named),
     )
-
-
-def _named(result: Result) -> list[str]:
-    given = result.diagnosis
-    return [*(one.id for one in given.causes), *(one.id for one in given.candidates)] if given else []
 
 
 def _step(key: str) -> str:
@@ -82,11 +78,9 @@ def name_of(dump: DumpFacts) -> str:
 
 
 def analysis(dump: DumpFacts) -> tuple[tuple[str, str], ...]:
-    """Return the command that analyses a dump as it was given; of the sample that comes along none."""
+    """Return the command that analyses a dump as it was given."""
     named = [*(dump.given or dump.files)]
-    if len(named) > MOST_NAMED or any(name.endswith("offpol_diag/data/sample.parquet") for name in named):
-        return ()
-    return (("analyze", f"offpol-diag analyze {shlex.join(named)}"),)
+    return (("analyze", f"offpol-diag analyze {shlex.join(named)}"),) if len(named) <= MOST_NAMED else ()
 
 
 def cautions(dump: DumpFacts) -> tuple[str, ...]:
@@ -100,59 +94,35 @@ def cautions(dump: DumpFacts) -> tuple[str, ...]:
 
 def headline(result: Result) -> tuple[str, str, Tone, str, str]:
     """Return word, sentence, tone and interval of the verdict, and what follows: growth, or K3 of a bug."""
-    prefix, given, k3, advised = result.prefix, result.diagnosis, result.main("k3"), result.recommendation
-    size, ends = "", ""
-    if k3.known:
-        value, ends = written(replace(k3, note=None))
-        size = f"K3 KL is {value} nats per token{f' ({PAIRS[prefix]})' if prefix else ''}"
+    given, k3, advised = result.diagnosis, result.main("k3"), result.recommendation
+    value, ends = written(replace(k3, note=None))
+    size = f"K3 KL is {value} nats per token{f' ({PAIRS[result.prefix]})' if result.prefix else ''}"
     if given is not None and given.verdict == "bug":
         after = words.mended(result)
-        fixed = f"; {words.approximately(after)} after the fix" if after else ""
-        logged = f"As logged, {size}{f' {ends}' if ends else ''}{fixed}." if size else ""
-        return "BUG", words.lower(given.headline).rstrip("."), "bad", "", logged
-    row = band("k3", k3)
+        logged = f"As logged, {size}{ends and f' {ends}'}{after and f'; {after} after the fix'}."
+        return "BUG", words.lower(given.headline).rstrip("."), "bad", "", logged if k3.known else ""
+    row, untold = band("k3", k3), given is not None and given.verdict == "cannot_tell"
     if row is None:
         return "", "The dump holds no pair of policies whose mismatch could be measured", "warn", "", ""
-    if _few(result) and not (given and any(one.exact for one in given.causes)):
+    if Evidence(result).few and not (given and any(one.exact for one in given.causes)):
         return "TOO LITTLE DATA for a verdict", f"{size} ({row.name})", "warn", ends, words.grows(result)
     if advised and advised.rule == "identical":
         return "", "THE SAME NUMBERS TWICE: was one column copied from the other?", "warn", "", ""
-    found, untold = tone(row.name), given is not None and given.verdict == "cannot_tell"
-    found = "warn" if untold and found in ("good", "info") else found
+    found = "warn" if untold and tone(row.name) in ("good", "info") else tone(row.name)
     if untold and not result.undecided:
         return "CANNOT TELL a bug from a mismatch", f"{size} ({row.name})", found, ends, words.grows(result)
     return f"{row.name.upper()} off-policy mismatch", size, found, ends, words.grows(result)
-
-
-def _few(result: Result) -> bool:
-    if result.recommendation:
-        return result.recommendation.rule == "few"
-    from offpol_diag.diagnosis.numbers import Evidence  # which imports numpy
-
-    return Evidence(result).few
-
-
-def _resampled(result: Result) -> str:
-    """Return what the intervals rest on, and what the small curves run over."""
-    steps, dump = result.charts.steps, result.dump
-    curves = ""
-    if steps is not None and len(steps.first) > 1:
-        curves = f" The small curves run from step {steps.first[0]} to {steps.last[-1]}."
-    if all(number.interval is None for number in result.whole.values()):
-        return f"Without intervals: {counted(dump.groups, 'group')} to resample.{curves}"
-    unit = "prompt" if "group_id" in dump.columns else "sequence"
-    return f"95% intervals, resampling the {counted(dump.groups, unit)}.{curves}"
 
 
 # ---------------------------------------------------------------- facts
 
 
 def _facts(result: Result) -> Iterator[Fact]:
-    """Yield bug, cause or candidates, remedy, certainty, columns that would decide more, and warnings."""
+    """Yield bug, where it lies, cause or candidates, what decides between these, remedy and certainty."""
     given, advised, open_ = result.diagnosis, result.recommendation, result.undecided
     scored = [reproduced(result.reference)] if result.reference is not None else []
     if result.is_bug:
-        yield from (*words.of_bug(result), *words.expected(result), *scored)
+        yield from (*words.of_bug(result), *scored)
         return
     checked, causes = tuple(words.checks(result)), given.causes if given else []
     brief = " ".join(words.sentence(one.text) for one in checked if one.brief)
@@ -161,7 +131,6 @@ def _facts(result: Result) -> Iterator[Fact]:
     yield Fact("Bug?", bug, words.verdict(result), checked)
     yield from (*words.located(result), *scored)
     if open_:
-        yield from words.expected(result)
         yield words.candidates(open_)
         yield Fact("Decide", open_.decide)
         yield from deciding(result)
@@ -172,44 +141,22 @@ def _facts(result: Result) -> Iterator[Fact]:
         lines = (Line(found[0], said=True), *map(Line, found[1:]), *also)
         yield Fact("Cause", f"{words.sentence(clause)} {found[0]}", causes[0].statement, lines)
     if advised is not None:
-        yield words.what_to_do(result, advised, causes)
-        sure = words.how_sure(advised)
-        if sure and not open_:
-            yield sure
-    decides = open_.decide if open_ else ""
-    lacks = [f"{name}: {why}" for name, why in words.lacking(result.dump).items() if name not in decides]
-    if lacks:
-        yield Fact("Missing", f"{'; '.join(lacks)}.")
-    if not open_ and (advised is None or not advised.title):
-        yield from (Fact("Also", one) for one in _findings(result))
-
-
-def _findings(result: Result) -> Iterator[str]:
-    """Yield what else matters, in sentences."""
-    longest = result.lengths.longest if result.lengths else None
-    top, f_2 = (result.whole.get(result.prefix + name, Number()) for name in ("k3_top1_share", "f_2"))
-    if f_2.value is not None:
-        some = f"{say(f_2)} of the tokens differ" if f_2.value else "No token differs"
-        yield f"{some} by more than a factor of 2."
-    if top.value is not None:
-        yield f"The top 1% of the tokens carry {written(top).value} of K3."
-    if longest is not None and longest.value is not None:
-        mean = count(round(result.dump.mean_length))
-        keep = f"Sequence weights keep less than 10% ESS beyond {say(longest)} tokens"
-        yield f"{keep}; the mean response has {mean}."
+        yield words.what_to_do(result, advised)
+        yield from () if open_ else words.how_sure(advised)
 
 
 def _commands(result: Result) -> Iterator[tuple[str, str]]:
-    """Yield the commands to go on with: the configuration of the method, and a gate."""
-    given, prefix, k3 = result.recommendation, result.prefix, result.main("k3").value
+    """Yield the commands to go on with: the configuration of the method, what decides, and a gate."""
+    given, k3 = result.recommendation, result.main("k3").value
     if given is not None and given.method and not given.config and not result.is_bug:
-        yield "config", f"offpol-diag presets {given.method} --for {words.trainer_of(result) or 'TRAINER'}"
+        trainer = named_in(result.dump.provenance) or "TRAINER"
+        yield "config", f"offpol-diag presets {given.method} --for {trainer}"
     if result.undecided and "token_ids" in result.dump.columns and result.dump.prompts:
         for _, said in analysis(result.dump):
             yield "rescore", f"{said.replace(' analyze ', ' rescore ')} --model CHECKPOINT"
     if k3 is not None:
         limit = ALIGNED if k3 < ALIGNED else MERGE
-        yield "gate", f"offpol-diag gate NEXT.parquet --fail-on bug --max {prefix}k3={limit}"
+        yield "gate", f"offpol-diag gate NEXT.parquet --fail-on bug --max {result.prefix}k3={limit}"
 
 
 # ---------------------------------------------------------------- headline numbers
@@ -224,7 +171,7 @@ without π_old."""
 def heavy(result: Result) -> str:
     """Return the sentence on a heavy tail: which numbers it leaves unknown; empty where there is none."""
     tokens, sequences = (
-        written(result.main(f"khat_{over}")).value.rstrip("*") if doubted(result.main(f"ess_{over}")) else ""
+        _bare(result.main(f"khat_{over}")) if doubted(result.main(f"ess_{over}")) else ""
         for over in ("tokens", "sequences")
     )
     if tokens:
@@ -233,83 +180,68 @@ def heavy(result: Result) -> str:
     return f"Heavy tail (k̂ {sequences}): ESS and χ² of sequences cannot be estimated." if sequences else ""
 
 
+def _bare(number: Number) -> str:
+    return written(replace(number, note=None)).value
+
+
 def tiles(result: Result) -> tuple[Tile, ...]:
-    """Return the eight headline numbers: the mismatch, what methods reject, the tail, the reward."""
-    found = [tile for name in SHORT if (tile := _tile(result, name))]
-    found += _rejected(result)
-    khat, sequences = result.main("khat_tokens"), result.main("khat_sequences")
-    if khat.known:
-        named: tuple[str, Tone] = ("unreliable", "bad") if khat.note else ("reliable", "good")
-        beside = f"sequences: {written(sequences).value.rstrip('*')}" if sequences.value is not None else ""
-        plain, course = replace(khat, note=None, interval=None), _course(result, "khat_tokens", khat.unit)
-        key = f"{result.prefix}khat_tokens"
-        found.append(Tile(title("khat_tokens"), plain, *named, interval=beside, key=key, **course))
-    reward = result.whole.get("mean_reward", Number())
-    if reward.value is not None or len({one.value for one in curve(result, "reward")}) > 1:
-        course = _course(result, "reward", reward.unit)
-        found.append(Tile(title("mean_reward"), reward, key="mean_reward", short=True, **course))
-    return tuple(found)
+    """Return the eight headline numbers: the mismatch, what methods reject, the tail, the reward.
 
-
-def _tile(result: Result, name: str) -> Tile | None:
-    """Return a number with its band; of one that a heavy tail decides, and beside a bug, there is none."""
-    number = result.main(name)
-    if not number.known:
-        return None
-    row, remark, doubt = band(name, number), below_0(name, number), doubted(number)
-    bare = row is None or result.is_bug or doubt or bool(remark)
-    return Tile(
-        title(name),
-        number,
-        "" if bare or row is None else row.name,
-        None if bare or row is None else tone(row.name),
-        key=result.prefix + name,
-        remark=remark,
-        short=True,
-        log=METRICS[name].log,
-        **_course(result, name, number.unit),
+    No band stands at a number that a heavy tail decides, nor beside a bug.
+    """
+    found = []
+    for name in SHORT:
+        number = result.main(name)
+        row, remark = band(name, number), below_0(name, number)
+        bare = row is None or result.is_bug or doubted(number) or bool(remark)
+        judged: dict[str, Any] = {} if bare or row is None else {"band": row.name, "tone": tone(row.name)}
+        found.append(_tile(result, name, number, result.prefix + name, short=True, remark=remark, **judged))
+    given = result.recommendation
+    names = dict.fromkeys((given.method if given and given.method else "", *MASKS))
+    rejected = {name: one for name in names if (one := result.preset(name).get("tokens_rejected"))}
+    acting = [name for name in rejected if rejected[name].value]
+    first, *others = (
+        [name for name in acting if name not in MASKS] or [x for x in rejected if x in MASKS] or [""]
     )
-
-
-def _rejected(result: Result) -> list[Tile]:
-    """Return what the recommended method rejects or, where that is nothing, what usual masks would."""
-    method = (result.recommendation and result.recommendation.method) or ""
-    rejects = {
-        name: one
-        for name in (method, *MASKS)
-        if (one := result.preset(name).get("tokens_rejected", Number())).value is not None
+    beside = [first, *(f"{name}: {written(rejected[name]).value}" for name in others[:1])]
+    number = replace(rejected.get(first, Number()), interval=None)
+    found.append(
+        _tile(result, f"{first}.tokens_rejected", number, label="Rejected", interval="; ".join(beside))
+    )
+    khat, sequences = result.main("khat_tokens"), result.main("khat_sequences")
+    named: dict[str, Any] = {
+        "band": "unreliable" if khat.note else "reliable",
+        "tone": "bad" if khat.note else "good",
     }
-    if not rejects:
-        return []
-    if (own := rejects.pop(method, None)) and own.value:
-        rejects = {method: own}
-    (first, number), *others = [*rejects.items()][:2] or [(method, own or Number())]
-    beside = "; ".join([first, *(f"{name}: {written(one).value}" for name, one in others)])
-    key = f"{first}.tokens_rejected"
-    plain, course = replace(number, interval=None), _course(result, key, number.unit)
-    return [Tile("Rejected", plain, interval=beside, key=key, **course)]
+    beside = [f"sequences: {_bare(sequences)}"] if sequences.known else [""]
+    number = replace(khat, note=None, interval=None)
+    found.append(
+        _tile(result, "khat_tokens", number, f"{result.prefix}khat_tokens", interval=beside[0], **named)
+    )
+    reward = result.whole.get("mean_reward", Number())
+    found.append(_tile(result, "reward", reward, "mean_reward", label=title("mean_reward"), short=True))
+    return tuple(one for one in found if isinstance(one.number, Number) and one.number.known)
 
 
-def _course(result: Result, name: str, unit: str) -> dict[str, Any]:
-    """Return the curve of a tile over the steps, whether it is flat, and its ends in words."""
+def _tile(result: Result, name: str, number: Number, key: str = "", label: str = "", **more: Any) -> Tile:
+    """Return a tile with its curve over the steps, whether that is flat, and its ends in words."""
     points = curve(result, name)
     known = [one for one in points if one.value is not None]
-    if len(known) < 2:
-        return {}
-    flat = is_flat(known)
-    ordered = sorted(known, key=lambda one: one.value or 0.0) if flat else known
-    ends = [Number(value=one.value, interval=one.interval, unit=unit) for one in (ordered[0], ordered[-1])]
-    spelled = [written(one).value for one in ends]
-    below = " to ".join(dict.fromkeys(spelled)) if flat else " → ".join(spelled)
-    return {"curve": tuple(one.value for one in points), "flat": flat, "below": below}
+    if len(known) > 1:
+        flat = is_flat(known)
+        ordered = sorted(known, key=lambda one: one.value or 0.0) if flat else known
+        ends = [Number(one.value, one.interval, number.unit) for one in (ordered[0], ordered[-1])]
+        spelled = [written(one).value for one in ends]
+        more["below"] = " to ".join(dict.fromkeys(spelled)) if flat else " → ".join(spelled)
+        more |= {"flat": flat, "curve": tuple(one.value for one in points)}
+    log = name in METRICS and METRICS[name].log
+    return Tile(label or title(name), number, key=key or name, log=log, **more)
 
 
 def is_flat(points: Sequence[Point]) -> bool:
     """Return whether one value lies within the 95% interval of every step; without intervals: no."""
-    ends = [one.interval for one in points]
-    return all(ends) and max(low for low, _ in filter(None, ends)) <= min(
-        high for _, high in filter(None, ends)
-    )
+    ends = [one.interval for one in points if one.interval]
+    return len(ends) == len(points) and max(low for low, _ in ends) <= min(high for _, high in ends)
 
 
 def below_0(name: str, number: Number) -> str:
@@ -322,98 +254,8 @@ def below_0(name: str, number: Number) -> str:
 
 # ---------------------------------------------------------------- tables
 
-
-def _tables(result: Result) -> Iterator[Table]:
-    """Yield the corrections; then what is behind the answer: levels, places, and all numbers."""
-    if result.recommendation is not None and not result.is_bug:
-        yield _corrections(result)
-    yield _where(result)
-    yield _by_place(result, "step", "By training step", MOST_STEPS)
-    turns = _by_place(result, "turn", "By turn of the response")
-    yield replace(turns, id="turns", shown="folded", rows=turns.rows if len(turns.rows) > 1 else ())
-    yield dropped_by_length(result, result.presets)
-    yield from policies(result)
-
-
-def _corrections(result: Result) -> Table:
-    """Return the recommended method, others where they are few, and one of each other family."""
-    given = result.recommendation
-    some = [given.method, *given.alternatives] if given and given.method else []
-    others = [name for name in result.presets if name not in some]
-    if some and len(others) <= MOST_OTHERS:
-        some[1:1] = others
-    keys = ("ess_tokens", "tokens_rejected", "tokens_weighted")
-    rows: list[tuple[Cell, ...]] = [
-        (name, *(numbers[key] for key in keys)) for name in some if (numbers := result.preset(name))
-    ]
-    left = len(result.presets) - len(rows)
-    more = (f"The report has {counted(left, 'more preset')}.",) if left > 0 and rows else ()
-    return Table(
-        "corrections", "", ("recommended first", "ESS, tokens", "rejected", "with a weight"), rows, more
-    )
-
-
-def _by_place(result: Result, axis: str, caption: str, most: int | None = None) -> Table:
-    """Return the main numbers by place of an axis."""
-    places = result.at(axis)
-    names = [name for name in FIRST_GAP if any(name in one.numbers for one in places)][:4]
-    rows = [(one.key, one.tokens, *(one.numbers.get(name) for name in names)) for one in places]
-    return Table(f"{axis}s", caption, (axis, "tokens", *names), rows[:most], shown="more")
-
-
-def _where(result: Result) -> Table:
-    """Return the places that tell damaged tokens from clean ones."""
-    rows: list[tuple[Cell, ...]] = [
-        (
-            one.words,
-            Number(value=one.inside, unit="nats"),
-            Number(value=one.outside, unit="nats"),
-            Number(value=one.share, unit="fraction"),
-            Number(value=one.gain),
-            one.measure,
-        )
-        for one in (result.diagnosis.where if result.diagnosis else ())
-    ]
-    header = ("tokens", "K3 there", "K3 elsewhere", "share of tokens", "gain", "what decides")
-    notes = ("Gain: deviance of an exponential model of K3, cut at 4 nats a token, that the cut takes away.",)
-    return Table("where", "Where the mismatch lives", header, rows, notes, shown="folded")
-
-
-def dropped_by_length(result: Result, presets: Iterable[str]) -> Table:
-    """Return the share of sequences that presets drop, by length; of those that drop any."""
-    rows: list[tuple[Cell, ...]] = []
-    for name in presets:
-        dropped = [one.numbers.get("sequences_dropped") for one in result.at("length", f"preset/{name}")]
-        if any(one and one.value for one in dropped):
-            rows.append((name, *dropped))
-    header = ("preset", *(place.key for place in result.at("length")))
-    return Table(
-        "dropped-by-length", "Dropped sequences by their length in tokens", header, rows, shown="more"
-    )
-
-
-def policies(result: Result) -> Iterator[Table]:
-    """Yield the numbers of each pair of policies, side by side: the main ones, and for the page all."""
-    known = result.whole
-    pairs = [prefix for prefix in ("", "drift2.", "total.") if known.get(f"{prefix}k3", Number()).known]
-    longer = [prefix for prefix in PAIRS if prefix]
-    names = dict.fromkeys(key.removeprefix(one) for key in known for one in longer if key.startswith(one))
-    names |= {name: None for name, one in METRICS.items() if names and one.meaning and name in known}
-    none = Number(unknown="not computed for this pair")
-    rows: dict[str, tuple[Cell, ...]] = {
-        name: (name, *(known.get(p + name, none) for p in pairs)) for name in names if pairs
-    }
-    main = [row for name, row in rows.items() if metric(name).meaning or metric(name).first]
-    note = (
-        "Rollout → old is engine numerics and policy lag; old → current, the updates within the step. K1 "
-        "adds up over the two; K3 of old → current is the size of the update, not a KL.",
-    )
-    header = ("number", *(PAIRS[prefix] for prefix in pairs))
-    yield Table("pairs", "The three policy pairs", header, main, note, shown="more")
-    caption = "All numbers of the three policy pairs"
-    yield Table("policies", caption, header, [*rows.values()], note, shown="page")
-
-
+KEPT = ("ess_tokens", "tokens_rejected", "tokens_weighted")
+"""Columns of the short table of presets."""
 PRESETS = {
     "ess_tokens": "ESS, tokens",
     "ess_sequences": "ESS, sequences",
@@ -428,44 +270,89 @@ PRESETS = {
 """Number of a preset → the header of its column."""
 
 
-def presets(result: Result) -> Table:
+def _tables(result: Result) -> Iterator[Table]:
+    """Yield what presets do, then what is behind the answer: places, and all pairs of policies."""
+    given = result.recommendation
+    chosen = [given.method, *given.alternatives] if given and given.method and not result.is_bug else []
+    some = [name for name in chosen if name in result.presets]
+    rows: list[Sequence[Cell]] = [(name, *(result.preset(name).get(key) for key in KEPT)) for name in some]
+    left = len(result.presets) - len(rows)
+    more = (f"The report has {counted(left, 'more preset')}.",) if left > 0 else ()
+    yield Table(
+        "corrections", "", ("recommended first", "ESS, tokens", "rejected", "with a weight"), rows, more
+    )
+    yield presets(result, some)
+    rows = [
+        (
+            one.words,
+            *(Number(one.inside, unit="nats"), Number(one.outside, unit="nats")),
+            *(Number(one.share, unit="fraction"), Number(one.gain)),
+            one.measure,
+        )
+        for one in (result.diagnosis.where if result.diagnosis else ())
+    ]
+    header = ("tokens", "K3 there", "K3 elsewhere", "share of tokens", "gain", "what decides")
+    notes = ("Gain: deviance of an exponential model of K3, cut at 4 nats a token, that the cut takes away.",)
+    yield Table("where", "Where the mismatch lives", header, rows, notes, shown="folded")
+    for axis, found in result.axes.items():
+        places = result.at(axis)
+        names = [name for name in FIRST_GAP if any(name in one.numbers for one in places)][:4]
+        rows = [(one.key, one.tokens, *(one.numbers.get(name) for name in names)) for one in places]
+        left = max(len(rows) - MOST_PLACES, 0) + found.left_out
+        more = (f"{count(left)} more places are not listed.",) if left else ()
+        shown = "more" if axis == "step" else "folded" if axis == "turn" and len(rows) > 1 else "page"
+        header = (axis, "tokens", *names)
+        yield Table(f"by-{axis}", f"By {found.title}", header, rows[:MOST_PLACES], more, shown)
+    yield dropped_by_length(result, result.presets)
+    yield pairs(result)
+
+
+def presets(result: Result, first: Sequence[str] = ()) -> Table:
     """Return what each preset does to this batch: the recommended one, those beside it, then by kind."""
     able = {name: one for name, one in result.presets.items() if not one.needs}
-    kinds, given = list(dict.fromkeys(one.kind for one in able.values())), result.recommendation
-    chosen = [given.method, *given.alternatives] if given and given.method and not result.is_bug else []
-    first = [name for name in chosen if name in able]
+    kinds = [*dict.fromkeys(one.kind for one in able.values())]
     others = sorted(
-        (name for name in able if name not in first), key=lambda name: kinds.index(able[name].kind)
+        able.keys() - {*first}, key=lambda name: (kinds.index(able[name].kind), [*able].index(name))
     )
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[Sequence[Cell]] = []
     for name in (*first, *others):
-        numbers: Numbers = result.preset(name)
         marked = f"{name} (recommended)" if first and name == first[0] else name
-        rows.append((marked, able[name].method, *(numbers.get(key) for key in PRESETS)))
-    note = "χ² of the weights is mean(w²) − 1 of the final ones: below 0 where large weights are cut off."
-    return Table("presets", "", ("preset", "rule", *PRESETS.values()), rows, (note,))
+        rows.append((marked, able[name].method, *(result.preset(name).get(key) for key in PRESETS)))
+    notes = ["χ² of the weights is mean(w²) − 1 of the final ones: below 0 where large weights are cut off."]
+    for needs in dict.fromkeys(tuple(one.needs) for one in result.presets.values() if one.needs):
+        lacking = [name for name, one in result.presets.items() if tuple(one.needs) == needs]
+        notes.append(f"The dump lacks {listed(needs)}, which {listed(lacking)} would need.")
+    return Table("presets", "", ("preset", "rule", *PRESETS.values()), rows, tuple(notes), shown="page")
 
 
-def missing(result: Result) -> Table:
-    """Return the presets that need a column, and how a dump of two policies is read for most of them."""
-    lacking = {name: one for name, one in result.presets.items() if one.needs}
-    rows = [(name, ", ".join(one.needs), one.summary) for name, one in lacking.items()]
-    current = result.dump.columns.get("current_log_probs")
-    read = any("old_log_probs" in one.needs for one in lacking.values()) and current is not None
-    hint = f"The trainer's one policy is read as the old one with --columns old={current}."
-    caption, header = "Presets that need a column this dump lacks", ("preset", "needs", "what it is")
-    return Table("needs", caption, header, rows, (hint,) if read else (), shown="page")
+def dropped_by_length(result: Result, presets: Iterable[str]) -> Table:
+    """Return the share of sequences that presets drop, by length; of those that drop any."""
+    rows: list[Sequence[Cell]] = []
+    for name in presets:
+        dropped = [one.numbers.get("sequences_dropped") for one in result.at("length", f"preset/{name}")]
+        if any(one and one.value for one in dropped):
+            rows.append((name, *dropped))
+    header = ("preset", *(place.key for place in result.at("length")))
+    caption = "Dropped sequences by their length in tokens"
+    return Table("dropped-by-length", caption, header, rows, shown="more")
 
 
-def by_place(result: Result) -> Iterator[Table]:
-    """Yield a table of all numbers for each axis."""
-    for axis, found in result.axes.items():
-        places: list[Place] = result.at(axis)
-        names = dict.fromkeys(name for place in places for name in place.numbers)
-        rows: list[tuple[Cell, ...]] = [
-            (place.key, place.tokens, place.sequences, *(place.numbers.get(name, Number()) for name in names))
-            for place in places
-        ]
-        more = (f"{count(found.left_out)} more places are not listed.",) if found.left_out else ()
-        header = (found.title, "tokens", "sequences", *names)
-        yield Table(f"by-{axis}", f"All numbers by {found.title}", header, rows, more, shown="page")
+def pairs(result: Result) -> Table:
+    """Return the main numbers of each pair of policies, side by side."""
+    known = result.whole
+    prefixes = [one for one in ("", "drift2.", "total.") if known.get(f"{one}k3", Number()).known]
+    names = dict.fromkeys(
+        key.rpartition(".")[2] for key in known if key in METRICS or key.startswith((*filter(None, PAIRS),))
+    )
+    none = Number(unknown="not computed for this pair")
+    rows = [
+        (name, *(known.get(prefix + name, none) for prefix in prefixes))
+        for name in names
+        if prefixes and (metric(name).meaning or metric(name).first)
+    ]
+    note = (
+        "Rollout → old is engine numerics and policy lag; old → current, the updates within the step. K1 "
+        "adds up over the two; K3 of old → current is the size of the update, not a KL."
+    )
+    header = ("number", *(PAIRS[prefix] for prefix in prefixes))
+    return Table("pairs", "The three policy pairs", header, rows, (note,), shown="more")

@@ -13,7 +13,7 @@ from offpol_diag.numerals import FRACTIONS, count, counted, minus, say, written
 from offpol_diag.report.analyze import cautions, dropped_by_length, of_dump
 from offpol_diag.report.answer import Answer, Fact, listed
 from offpol_diag.report.plot import COLOURS, Chart, Points, chart, k3_panel, steps_axis
-from offpol_diag.report.words import columns_of_runs
+from offpol_diag.report.words import columns
 from offpol_diag.result import Against, Comparison, Contrast, DumpFacts, Result, at_steps, idle
 from offpol_diag.table import Cell, Table
 
@@ -139,7 +139,7 @@ def of_runs(summary: Result) -> Answer:
         ),
         tables=tuple(_of_runs(runs, rows, names)),
         charts=tuple(_by_step(runs)),
-        remarks=columns_of_runs({run: one.dump for run, one in runs.items()}),
+        remarks=tuple(f"{run}. Columns: {columns(one.dump)}." for run, one in runs.items()),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -11,23 +11,18 @@ from typing import Any
 from offpol_diag.diagnosis.recorded import observed
 from offpol_diag.metrics import BANDS, REGIMES
 from offpol_diag.number import Number
-from offpol_diag.numerals import count, counted, rounded, say_value, size
-from offpol_diag.report.analyze import by_place, missing, presets
+from offpol_diag.numerals import counted, rounded, say_value, size
 from offpol_diag.report.answer import Answer
 from offpol_diag.report.plot import Chart
 from offpol_diag.report.tokens import strips, title
 from offpol_diag.report.tokens import tables as of_tokens
-from offpol_diag.result import DumpFacts, Result, Run
+from offpol_diag.result import DumpFacts, Result
 from offpol_diag.table import Cell, Table
 
 CONVENTIONS = (
     "Log-ratio Δ = log π_train − log π_rollout, ratio r = e^Δ; every bound is on r. Intervals are 95% and "
     "come from a bootstrap that resamples groups of sequences, never tokens."
 )
-
-
-MOST_NAMES, LONG = 500, 200
-"""Names of columns that are listed, and characters of one: room for all but those of a very wide dump."""
 
 
 @dataclass(frozen=True)
@@ -47,36 +42,40 @@ class Part:
     tables: tuple[Table, ...] = ()
 
 
+SECTIONS = {"presets": "presets", "dropped-by-length": "presets", "where": "where"}
+"""Table → its section; those by place stand with `where`, all others with the dump."""
+OPEN = ("presets", "where")
+"""Tables that stand unfolded."""
+
+
 def parts(summary: Result, answer: Answer) -> Iterator[Part]:
     """Yield the sections of a page; of an analysis all of them, of other answers their further numbers."""
-    tables = {table.id: table for table in answer.tables if table.shown != "always" and table.rows}
-    rescored = summary.reference is not None and summary.run.command == "rescore"
-    if summary.comparison or summary.against or summary.sweep or summary.gates or rescored:
+    tables = [table for table in answer.tables if table.shown != "always" and table.rows]
+    if not any(fact.title for fact in answer.facts):
         if tables:
-            yield Part("numbers", "All numbers", "Numbers", tables=tuple(tables.values()))
+            yield Part("numbers", "All numbers", "Numbers", tables=tuple(tables))
         yield _dump(summary)
         return
-    where, turns = (tables.pop(name, None) for name in ("where", "turns"))
-    tables.pop("steps", None)  # of which the section on places has all numbers
-    drawn = [one for one in answer.charts if one.name != "where"]
-    yield Part("charts", "What the mismatch looks like", "Charts", charts=tuple(drawn))
-    if summary.presets:
-        of_presets = (presets(summary), tables.pop("dropped-by-length", None), missing(summary))
-        some = tuple(one for one in of_presets if one is not None and one.rows)
-        yield Part("presets", "Every correction on this dump", "Presets", tables=some)
-    shown = [replace(where, shown="always", caption="")] if where else []
-    shown += [replace(turns.without([5]), shown="always")] if turns else []
-    located = tuple(one for one in answer.charts if one.name == "where")
-    every = (*shown, *by_place(summary))
-    if every:
-        yield Part("where", "Where the mismatch lives", "Where", charts=located, tables=every)
+    found: dict[str, list[Table]] = {"presets": [], "where": [], "dump": []}
+    for one in tables:
+        place = "where" if one.id.startswith("by-") else SECTIONS.get(one.id, "dump")
+        found[place].append(replace(one, shown="always", caption="") if one.id in OPEN else one)
+    drawn = {
+        here: tuple(one for one in answer.charts if (one.name == "where") is here) for here in (False, True)
+    }
     worst = tuple(one for one in of_tokens(summary) if one.rows)
+    yield Part("charts", "What the mismatch looks like", "Charts", charts=drawn[False])
+    if found["presets"]:
+        yield Part("presets", "Every correction on this dump", "Presets", tables=tuple(found["presets"]))
+    if found["where"]:
+        some = tuple(found["where"])
+        yield Part("where", "Where the mismatch lives", "Where", charts=drawn[True], tables=some)
     if worst:
         yield Part("tokens", title(summary), "Worst", strips=strips(summary), tables=worst)
-    yield _dump(summary, (*tables.values(), _bands(summary)))
+    yield _dump(summary, (*found["dump"], _bands()))
 
 
-def _bands(summary: Result) -> Table:
+def _bands() -> Table:
     """Return the bands of every number, with what they were observed on."""
     rows = []
     for one in chain.from_iterable(BANDS.values()):
@@ -90,19 +89,20 @@ def _bands(summary: Result) -> Table:
 
 def _dump(summary: Result, tables: tuple[Table, ...] = ()) -> Part:
     """Return what was read, how it was computed, and all that the files and the run say of themselves."""
-    run = summary.run
-    runs = {"A": summary.dump} | {one.letter: one.run.dump for one in summary.against}
-    named = len(runs) > 1
-    text = [f"{f'{name}: ' * named}{_held(facts)}" for name, facts in runs.items()]
-    text += [f"{CONVENTIONS} Seed {run.seed}, {counted(run.replicates, 'replicate')}."]
-    rows = [
-        (f"{f'{name}: ' * named}{what}", value)
-        for name, facts in runs.items()
-        for what, value in _facts(facts)
+    run, runs = summary.run, {"A": summary.dump} | {one.letter: one.run.dump for one in summary.against}
+    text, rows = list[str](), list[tuple[str, Cell]]()
+    for letter, facts in runs.items():
+        before = f"{letter}: " if len(runs) > 1 else ""
+        text.append(f"{before}{_held(facts)}")
+        rows += [(f"{before}{what}", value) for what, value in _facts(facts)]
+    text.append(f"{CONVENTIONS} Seed {run.seed}, {counted(run.replicates, 'replicate')}.")
+    rows += [
+        ("command", f"{run.command}, offpol-diag {run.version}"),
+        ("device and engine", f"{run.device}, {run.engine}"),
+        ("peak memory", size(run.peak_rss_bytes)),
+        *((f"seconds, {name}", say_value(round(value, 3))) for name, value in run.seconds.items()),
     ]
-    every = Table(
-        "dump", "Columns, provenance, files and run", ("what", "value"), [*rows, *_run(run)], shown="page"
-    )
+    every = Table("dump", "Columns, provenance, files and run", ("what", "value"), rows, shown="page")
     return Part("dump", "The dump", "Dump", tuple(text), tables=(*tables, every))
 
 
@@ -123,33 +123,15 @@ def _facts(facts: DumpFacts) -> Iterator[tuple[str, Cell]]:
     """Yield counts, columns, provenance and files of a dump."""
     yield "rows skipped as bad", facts.skipped.count
     yield "masked tokens, left out", facts.masked_tokens
-    yield "mean length, unmasked tokens", Number(value=facts.mean_length)
+    yield "mean length, unmasked tokens", Number(facts.mean_length)
     yield "longest sequence", facts.max_length
-    for role, column in facts.columns.items():
-        yield f"column {role}", f"read from {column}"
+    yield from ((f"column {role}", f"read from {column}") for role, column in facts.columns.items())
     if {"rewards", "group_id"} <= set(facts.columns) and "advantages" not in facts.columns:
         yield "column advantages", "made of the rewards, within each group of a step"
-    yield "columns read by their own names", whole(facts.others) or "none"
-    yield "columns ignored", "not known" if facts.ignored is None else whole(facts.ignored) or "none"
+    yield "columns read by their own names", ", ".join(facts.others) or "none"
+    yield "columns ignored", "not known" if facts.ignored is None else ", ".join(facts.ignored) or "none"
     for key, value in facts.provenance.items():
         yield f"metadata {key}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if not facts.provenance:
         yield "metadata", "the files say nothing of trainer, engine, temperature, top-p"
-    for place, name in enumerate(facts.files, 1):
-        yield f"file {place}", name
-
-
-def whole(names: Sequence[str]) -> str:
-    """Return a list of names that may take a few pages, but not hundreds."""
-    shown = [name if len(name) <= LONG else f"{name[: LONG - 1]}…" for name in names[:MOST_NAMES]]
-    more = f" and {count(len(names) - MOST_NAMES)} more" if len(names) > MOST_NAMES else ""
-    return f"{', '.join(shown)}{more}"
-
-
-def _run(run: Run) -> Iterator[tuple[str, Cell]]:
-    """Yield how it was computed."""
-    yield "command", f"{run.command}, offpol-diag {run.version}"
-    yield "device and engine", f"{run.device}, {run.engine}"
-    yield "peak memory", size(run.peak_rss_bytes)
-    for name, value in run.seconds.items():
-        yield f"seconds, {name}", say_value(round(value, 3))
+    yield from ((f"file {place}", name) for place, name in enumerate(facts.files, 1))

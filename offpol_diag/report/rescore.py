@@ -9,19 +9,15 @@ from pathlib import PurePath
 from offpol_diag.metrics import Tone
 from offpol_diag.numerals import count, counted, rounded
 from offpol_diag.report.answer import Answer, Fact, listed
-from offpol_diag.report.words import capital
 from offpol_diag.result import Outcome, Reference, Result, Side
 from offpol_diag.table import Table
 
+COMPARE = "Compare the configuration of both sides; the closest hypotheses are below."
 WORDS: Mapping[Outcome, tuple[str, Tone, str]] = {
     "same": ("BOTH REPRODUCED", "good", ""),
-    "engine": ("", "bad", "Compare the configuration of both sides; the closest hypotheses are below."),
-    "trainer": ("", "bad", "Compare the configuration of both sides; the closest hypotheses are below."),
-    "both": (
-        "BOTH SIDES",
-        "bad",
-        "Compare the configuration of both sides; the closest hypotheses are below.",
-    ),
+    "engine": ("", "bad", COMPARE),
+    "trainer": ("", "bad", COMPARE),
+    "both": ("BOTH SIDES", "bad", COMPARE),
     "reference": (
         "NOT THE MODEL OF THIS RUN",
         "warn",
@@ -30,9 +26,6 @@ WORDS: Mapping[Outcome, tuple[str, Tone, str]] = {
     "few": ("TOO LITTLE DATA", "warn", "Give a dump of at least two prompts, with their group_id."),
 }
 """Outcome → a word before the sentence, its tone, and what to do where no side has a fix."""
-HEADER = ("hypothesis", "tokens reproduced", "K3 left", "mean |Δ|")
-FIRST = 6
-"""Hypotheses in the short table."""
 NOISE = {"numerics", "moe_outliers"}
 """Candidates that scoring again does not tell apart: kernels and routing are others there too."""
 TRIANGLE = """\
@@ -48,40 +41,43 @@ def answer(summary: Result, found: Reference) -> Answer:
     word, tone, todo = WORDS[found.verdict]
     name = PurePath(found.written or (summary.dump.files or ["dump"])[0]).name
     size = f"{counted(found.sequences, 'sequence')}, {counted(found.tokens, 'token')}, {count(found.groups)}"
-    odd = _odd(found)
-    facts = [Fact(capital(name), explained(name, side)) for name, side in odd]
-    fixes = [side.fix.format(side=name) for name, side in odd if side.fix]
-    facts += [Fact("What to do", one) for one in fixes or filter(None, (todo,))]
-    facts.append(Fact("Rests on", f"{capital(found.rests_on)}: else it may turn round."))
-    if found.small:
-        facts.append(Fact("Too small", f"Change less than could be told here: {', '.join(found.small)}."))
-    if found.missing:
-        facts.append(
-            Fact("Not testable", "; ".join(f"{one}: {why}" for one, why in found.missing.items()) + ".")
-        )
-    sides = {"trainer": found.trainer.distance, "engine": found.engine.distance, "apart": found.apart}
-    drawn = TRIANGLE.format(**{side: rounded(value) for side, value in sides.items()})
-    again = f"offpol-diag analyze {shlex.quote(found.written or '')}"
+    sides = {"engine": found.engine, "trainer": found.trainer}
+    odd = {side: one for side, one in sides.items() if found.odd and one.state != "same"}
+    fixes = [one.fix.format(side=side) for side, one in odd.items() if one.fix] or [todo]
+    missing = "; ".join(f"{one}: {why}" for one, why in found.missing.items())
+    said = [
+        *((side.capitalize(), explained(side, one)) for side, one in odd.items()),
+        *(("What to do", fix) for fix in fixes),
+        ("Rests on", f"{found.rests_on[:1].upper()}{found.rests_on[1:]}: else it may turn round."),
+        ("Too small", found.small and f"Change less than could be told here: {', '.join(found.small)}."),
+        ("Not testable", missing and f"{missing}."),
+    ]
+    distances = {"trainer": found.trainer.distance, "engine": found.engine.distance, "apart": found.apart}
+    drawn = TRIANGLE.format(**{side: rounded(value) for side, value in distances.items()})
+    tables = list[Table]()
+    for side, one in (odd or {"engine": found.engine}).items():
+        rows = [
+            (fit.name, rounded(fit.share, "share"), rounded(fit.k3), rounded(fit.distance))
+            for fit in one.fits
+        ]
+        header = ("hypothesis", "tokens reproduced", "K3 left", "mean |Δ|")
+        caption, shown = f"Hypotheses against the {side}, the nearest first", "always" if odd else "more"
+        tables += [Table(f"hypotheses-{side}", caption, header, rows, shown=shown)] if rows else []
     return Answer(
         f"{name}: {size} prompts, scored by {found.model}",
         word,
-        capital(found.headline),
+        f"{found.headline[:1].upper()}{found.headline[1:]}",
         tone,
         more=f"Given {found.rests_on}.",
-        facts=tuple(facts),
-        tables=tuple(one for one in _tables(found) if one.rows),
+        facts=tuple(Fact(label, text) for label, text in said if text),
+        tables=tuple(tables),
         code=(("Mean |Δ| of a token, nats", drawn),),
-        next=(("analyze", again),) if found.written else (),
+        next=(("analyze", f"offpol-diag analyze {shlex.quote(found.written)}"),) if found.written else (),
         remarks=(
             f"bf16 alone changes {rounded(found.floor)} nats a token of this model. {found.how}.",
             *found.notes,
         ),
     )
-
-
-def _odd(found: Reference) -> list[tuple[str, Side]]:
-    sides = (("engine", found.engine), ("trainer", found.trainer))
-    return [(name, side) for name, side in sides if side.state != "same"] if found.odd else []
 
 
 def explained(name: str, side: Side) -> str:
@@ -94,27 +90,8 @@ def explained(name: str, side: Side) -> str:
     fit = next(one for one in side.fits if one.name == side.variant)
     how = f"{rounded(fit.share, 'share')} of the tokens are as near as bf16 leaves 90% of them"
     how = how if side.reproduced else f"nearest by far ({side.lead:.1f} standard errors), but not to rounding"
-    also = f" {capital(listed(side.alike))} would fit as well." if side.alike else ""
+    also = f" As well would fit {listed(side.alike)}." if side.alike else ""
     return f"The {name}'s numbers are those of {side.meaning}{part}; {how}.{also}"
-
-
-def _tables(found: Reference) -> Iterator[Table]:
-    """Yield the nearest hypotheses of each side, all of them, and which fits each prompt best."""
-    for name, side in _odd(found) or [("engine", found.engine)]:
-        rows = [
-            (one.name, rounded(one.share, "share"), rounded(one.k3), rounded(one.distance))
-            for one in side.fits
-        ]
-        if found.odd:
-            caption = f"Nearest to the {name}, of {len(rows)} hypotheses"
-            yield Table(f"hypotheses-{name}", caption, HEADER, rows[:FIRST])
-        every = [(*row, one.meaning) for row, one in zip(rows, side.fits, strict=True)]
-        header, caption = (*HEADER, "what it means"), f"Every hypothesis against the {name}"
-        yield Table(f"hypotheses-{name}-all", caption, header, every, shown="more")
-        caption = f"Hypotheses by prompt ({name})"
-        yield Table(
-            f"prompts-{name}", caption, ("fits best", "prompts"), [*side.groups.items()], shown="more"
-        )
 
 
 def reproduced(found: Reference) -> Fact:
@@ -130,5 +107,4 @@ def deciding(summary: Result) -> Iterator[Fact]:
     held = {"token_ids": "token_ids" in dump.columns, "prompt_ids": bool(dump.prompts)}
     lacks = [name for name, here in held.items() if not here]
     needs = f", with {listed(lacks)} in the dump" if lacks else ""
-    said = f"Scoring again with the trainer's checkpoint tells which side is off{needs}."
-    yield Fact("Rescore", said)
+    yield Fact("Rescore", f"Scoring again with the trainer's checkpoint tells which side is off{needs}.")
