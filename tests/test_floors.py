@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import offpol_diag
-from offpol_diag.diagnosis.recorded import FLOORS, PRECISIONS, ceiling, expected, recorded
+from offpol_diag.diagnosis.recorded import FLOORS, PLAIN, QUANTISED, ceiling, expected, recorded
 
 BF16 = {"rollout_dtype": "bfloat16"}
 
@@ -36,7 +36,7 @@ def test_the_row_that_says_most_of_a_dump_is_taken(provenance, regime):
 def test_every_row_has_a_source_a_range_and_a_known_number_format():
     assert len(FLOORS) >= 9
     assert all(one.source and one.regime and 0 <= one.low < one.high for one in FLOORS)
-    assert {one.precision for one in FLOORS} <= {*PRECISIONS}
+    assert {one.precision for one in FLOORS} <= {*QUANTISED, *PLAIN}
     assert all(word == word.lower() for one in FLOORS for word in one.says)
 
 

@@ -50,8 +50,7 @@ class Found:
         exact: whether the evidence is a count and needs no interval.
         approximate: whether the repair is approximate.
         alone: whether it counts only where nothing else is found.
-        words: what is filled into the cause's sentences; `sentence`, `confirm`, `fix` and `after` replace
-            them.
+        words: what is filled into the texts of the cause; `after` replaces its own.
         where: the group of sequences that has the fault (`host = b`), or empty.
     """
 
@@ -71,11 +70,6 @@ class Found:
     def id(self) -> str:
         """The id of the cause."""
         return self.cause.id
-
-    @property
-    def names(self) -> set[Any]:
-        """Ids of the sequences concerned."""
-        return {x for x, here in zip(self.rows.column("sequence_id"), self.sequences, strict=True) if here}
 
     @property
     def helps(self) -> bool:
@@ -170,7 +164,7 @@ class Cause:
 
     def of_sequences(self, evidence: str, rows: Rows, sequences: Flags, **rest: Any) -> Found:
         """Return a finding in whole sequences, [S]."""
-        return Found(self, evidence, rows, **{"tokens": sequences[rows.owner], "sequences": sequences} | rest)
+        return Found(self, evidence, rows, sequences[rows.owner], sequences, **rest)
 
     def of_all(self, evidence: str, rows: Rows, **rest: Any) -> Found:
         """Return a finding in all tokens."""
@@ -178,6 +172,5 @@ class Cause:
 
     def of_tokens(self, evidence: str, rows: Rows, tokens: Flags, **rest: Any) -> Found:
         """Return a finding in single tokens [T], which the repair leaves out."""
-        return Found(
-            self, evidence, rows, tokens, rows.sum(tokens) > 0, **{"repaired": rows.keep(~tokens)} | rest
-        )
+        rest = {"repaired": rows.keep(~tokens), **rest}
+        return Found(self, evidence, rows, tokens, rows.sum(tokens) > 0, **rest)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import compress
 
 import numpy as np
 
@@ -11,16 +10,16 @@ from offpol_diag.core.intervals import Z
 from offpol_diag.core.kept_rows import Sample
 from offpol_diag.core.observe import Examined
 from offpol_diag.diagnosis.cause import Found
-from offpol_diag.diagnosis.causes.group import GroupFault, places
+from offpol_diag.diagnosis.causes.group import GroupFault
 from offpol_diag.diagnosis.causes.sampling import Identities, other_base
-from offpol_diag.diagnosis.causes.weights import DIGESTS
 from offpol_diag.diagnosis.locate import locate
 from offpol_diag.diagnosis.numbers import HEALTHY_K3, Evidence
 from offpol_diag.diagnosis.recorded import recorded
 from offpol_diag.diagnosis.reference import in_dump
 from offpol_diag.diagnosis.registry import CANDIDATES, CAUSES
-from offpol_diag.diagnosis.rows import MACHINES, Known, Rows, measured, percent
+from offpol_diag.diagnosis.rows import MACHINES, Known, Rows, percent
 from offpol_diag.diagnosis.seen import OUTLYING, Seen, holding
+from offpol_diag.dump.schema import DIGESTS
 from offpol_diag.number import Number
 from offpol_diag.numerals import doubted, rounded, say
 from offpol_diag.result import After, CandidateCause, Cause, Diagnosis, Example, Result
@@ -46,30 +45,32 @@ def diagnosed(found: Examined) -> Result:
     return result
 
 
-def diagnose(summary: Result, sample: Sample | None) -> Diagnosis:
+def diagnose(summary: Result, sample: Sample) -> Diagnosis:
     """Return the verdict, causes with evidence, ruled-out or undecidable ones, and where the mismatch lives.
 
     Args:
         summary: the numbers of the dump.
-        sample: a sample of its sequences, token by token; None if there is none.
+        sample: a sample of its sequences, token by token.
     """
-    rows = Rows.sampled(sample) if sample is not None and len(sample.lengths) else None
-    if rows is None or rows.tokens < TOKENS:
-        headline = f"{summary.dump.tokens:,} tokens are too few to tell."
-        return Diagnosis(verdict="cannot_tell", headline=headline)
+    rows = Rows.sampled(sample)
+    if rows.tokens < TOKENS:
+        few = f"{summary.dump.tokens:,} tokens are too few to tell."
+        return Diagnosis(verdict="cannot_tell", headline=few)
     size = {"sequences": rows.sequences, "tokens": rows.tokens}
     if not rows.delta.any():
-        headline = (
+        same = (
             "The two columns hold the same numbers, token for token: was one copied from the other? Engines "
             "that agree to the last bit exist; then this is what to expect."
         )
-        return Diagnosis(verdict="cannot_tell", headline=headline, **size)
+        return Diagnosis(verdict="cannot_tell", headline=same, **size)
     numbers = Evidence(summary)
     rows = replace(rows, known=_known(summary, numbers, rows))
-    found, rest = search(rows)
-    if not found:
-        alone = (in_a_group(rows), *(cause.look_alone(rest) for cause in CAUSES))
-        found = [one for one in alone if one is not None and one.helps][:1]
+    base = other_base(rows)
+    found, rest = ([], rows) if base else search(rows)
+    if not found and not base:
+        alone = (cause.look_alone(rest) for cause in (GroupFault(), *CAUSES))
+        first = next((one for one in alone if one is not None and one.helps), None)
+        found = [first] if first else []
     bugs = [*_positive(summary), *map(_cause, found)]
     if bugs:
         causes = [*bugs, *map(_cause, _beside(found, rest))]
@@ -111,8 +112,9 @@ def _lacking(rows: Rows, seen: Seen, candidates: list[str]) -> list[str]:
 
 # ---------------------------------------------------------------- what is found
 
+
 MISALIGNED = ("off_by_one", "row_permutation", "wrong_context")
-"""Faults of whole rows, which look like others at some of their tokens."""
+"""Faults of whole rows, beside which only counts are said: what their repair leaves looks like others."""
 
 
 def search(rows: Rows) -> tuple[list[Found], Rows]:
@@ -125,40 +127,22 @@ def search(rows: Rows) -> tuple[list[Found], Rows]:
     for cause in CAUSES:
         if cause.kind == "honest" or rows.tokens < TOKENS // 2:
             break
-        ids = {one.id for one in found}
         columns = (rows.ids if name == "token_ids" else rows.column(name)[0] for name in cause.needs)
         if any(column is None for column in columns):
             continue
         if cause.kind == "sampled" and any(one.cause.kind == "sampled" for one in found):
             continue  # its repair is approximate, or leaves out likely tokens: E[r] is not 1 afterwards
         one = cause.look(rows)
-        if one is None or one.id in ids or not one.helps or (found and one.alone):
+        if one is None or one.id in {x.id for x in found} or not one.helps or (found and one.alone):
             continue
-        found.append(replace(one, where=next(places(one.rows, one.sequences), "")))
+        if not one.exact and any(x.id in MISALIGNED for x in found):
+            continue
+        found.append(one)
         if one.repaired is not None and not one.repaired.tokens:
             return [one], one.repaired  # a column without a log-prob: nothing else is to be seen
         if one.repaired is not None and one.repaired.tokens >= TOKENS // 4:
             rows = one.repaired
-    whole = {name for one in found if one.id in MISALIGNED for name in one.names}
-    kept = [
-        one.exact or one.id in MISALIGNED or len(one.names & whole) <= len(one.names) / 2 for one in found
-    ]
-    return list(compress(found, kept)), rows
-
-
-def in_a_group(rows: Rows) -> Found | None:
-    """Find what one group alone has: a cause in its sequences, or a mismatch larger than elsewhere."""
-    group = GroupFault().look_alone(rows)
-    if group is None:
-        return None
-    without = rows.only(~group.sequences)
-    others = {one.id for one in search(without)[0]}
-    for one in search(rows.only(group.sequences))[0]:
-        if one.id not in others:
-            words = {**one.words, "after": "without these sequences"}
-            rest = {"repaired": without, "exact": one.exact, "words": words, "where": group.where}
-            return one.cause.of_sequences(one.evidence, rows, group.sequences, **rest)
-    return group
+    return found, rows
 
 
 def _positive(summary: Result) -> list[Cause]:
@@ -197,9 +181,9 @@ def _no_bug(numbers: Evidence, rest: Rows) -> Diagnosis:
         few = f"E[r] = {ratio.value:.3g} ± {ratio.error:.2g}: too few tokens to tell a bug from a mismatch."
         return Diagnosis(verdict="cannot_tell", headline=few)
     if base is not None:
-        return _undecided(seen, "the columns line up", base.rstrip("?"))
+        return _undecided(seen, f"the columns line up, but {base.rstrip('?')}")
     if off_centre(mean_ratio):
-        return _undecided(seen, "the columns line up", f"E[r] is {say(mean_ratio)} and not 1")
+        return _undecided(seen, f"the columns line up, but E[r] is {say(mean_ratio)} and not 1")
     able = [one for one in CAUSES if one.kind == "honest"]
     if seen.inexcusable:  # outliers of a healthy dump may be, too
         able = [one for one in able if one.id == "numerics" and healthy]
@@ -207,7 +191,7 @@ def _no_bug(numbers: Evidence, rest: Rows) -> Diagnosis:
     if honest is None and not healthy:
         tested = ratio.error < ERRORS and not doubted(mean_ratio)
         sampling = " and the sampling is the logged one" if tested else ""
-        return _undecided(seen, f"the columns line up{sampling}", _explained(seen))
+        return _undecided(seen, f"the columns line up{sampling}, but {_unexplained(seen)}")
     causes = [_cause(honest)] if honest else []
     what = f"{causes[0].statement} " if causes else ""
     size = "as small as rounding makes it" if healthy else "real"
@@ -228,20 +212,14 @@ def off_centre(ratio: Number) -> bool:
     return abs(off) > max(CENTRED, SURELY * (high - ratio.value if off < 0 else ratio.value - low))
 
 
-def _undecided(seen: Seen, right: str, but: str) -> Diagnosis:
-    """Return that the dump cannot tell, with the causes that fit and what decides between them.
-
-    Args:
-        seen: what is seen of the rows after all repairs.
-        right: what is known to be right, a clause.
-        but: what has to be explained, a clause.
-    """
+def _undecided(seen: Seen, why: str) -> Diagnosis:
+    """Return that the dump cannot tell and why, with the causes that fit and what decides between them."""
     found = fitting(seen)
     ids = [one.id for one in found]
     fit = ("no cause fits", "one cause fits", "two causes fit", "three causes fit")[len(ids)]
     return Diagnosis(
         verdict="cannot_tell",
-        headline=f"Cannot tell from this dump: {right}, but {but}; {fit}.",
+        headline=f"Cannot tell from this dump: {why}; {fit}.",
         candidates=found,
         decide=deciding(seen, *ids),
         ruled_out=_ruled_out(ids),
@@ -252,12 +230,11 @@ def _ruled_out(named: list[str]) -> list[str]:
     return [one.ruled_out for one in CAUSES if one.ruled_out and one.id not in named]
 
 
-def _explained(seen: Seen) -> str:
+def _unexplained(seen: Seen) -> str:
     """Return what has to be explained, in a clause."""
-    at = " at lag 0" if seen.lags else ""
     if seen.inexcusable:
-        most = f"{seen.recorded.precision or 'a number format'} excuses no more than {seen.most:.2g}"
-        return f"K3{at} is above {seen.rows.known.synced:.2g}, and {most}"
+        at, what = " at lag 0" if seen.lags else "", seen.recorded.precision or "a number format"
+        return f"K3{at} is above {seen.synced:.2g}, and {what} excuses no more than {seen.most:.2g}"
     if seen.course.back:
         return "K3 is large at some steps and rounding at others"
     if seen.course.growth:
@@ -334,24 +311,19 @@ def deciding(seen: Seen, first: str, *others: str) -> str:
 def _cause(one: Found) -> Cause:
     """Return a finding as it is kept in the result, its texts filled in."""
     cause, rows = one.cause, one.rows
-    share = one.tokens.mean() if cause.id == "sentinel" else one.sequences.mean()
-    side = "engine" if one.words.get("column") == "rollout" else "trainer"
-    words = {"share": percent(float(share)), "where": one.where, "side": side, "temperature": "", **one.words}
-    statement, confirm, fix = (
-        words.get(name, getattr(cause, name)).format(**words) for name in ("sentence", "confirm", "fix")
-    )
+    words = {"share": percent(float(one.sequences.mean())), "where": one.where, **one.words}
+    statement, confirm, fix = (text.format_map(words) for text in (cause.sentence, cause.confirm, cause.fix))
     if one.where and one.where not in statement:
         statement += f", where {one.where}"
-    after, undone, examples = None, words.get("after", cause.after), list[Example]()
-    if cause.kind != "honest" and undone and one.repaired is not None and one.repaired.tokens:
-        size = measured(one.repaired)
-        if np.isfinite(list(size.values())).all():
-            after = After(what=undone, tokens=one.repaired.tokens, approximate=one.approximate, **size)
+    after, what = None, words.get("after", cause.after)
+    if what and one.repaired is not None and one.repaired.tokens:
+        after = _after(what, one.repaired, one.approximate)
+    examples = []
     for i in np.flatnonzero(one.sequences)[:MOST] if cause.kind != "honest" else ():
         at = int(np.where(one.tokens & (rows.owner == i), np.abs(rows.delta), -1).argmax())
         logged = {"rollout_log_prob": float(rows.q[at]), "train_log_prob": float(rows.p[at])}
-        name, place = str(rows.column("sequence_id")[i]), int(rows.position[at])
-        examples.append(Example(sequence_id=name, position=place, **logged))
+        name, position = str(rows.column("sequence_id")[i]), int(rows.position[at])
+        examples.append(Example(sequence_id=name, position=position, **logged))
     return Cause(
         id=cause.id,
         kind=cause.verdict,
@@ -367,3 +339,15 @@ def _cause(one: Found) -> Cause:
         fix=fix,
         after=after,
     )
+
+
+def _after(what: str, rows: Rows, approximate: bool) -> After | None:
+    """Return K3, E[r] and the ESS of token ratios after a repair; None where they overflow."""
+    delta = np.clip(rows.delta, -700, 300)
+    off = np.expm1(delta)
+    mean, k3 = float(np.mean(off)), float(np.mean(off - delta))
+    ess = float((1 + mean) ** 2 / (1 + 2 * mean + np.mean(off**2)))
+    if not np.isfinite((k3, mean, ess)).all():
+        return None
+    size = {"k3": k3, "mean_ratio": 1 + mean, "ess_tokens": ess}
+    return After(what=what, tokens=rows.tokens, approximate=approximate, **size)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 from offpol_diag.metrics import Band
 
-PRECISIONS = {
+QUANTISED = {
     "W4A4": ("w4a4",),
     "W4A16": ("w4a", "int4", "nf4", "mxfp4", "awq", "gptq"),
     "NVFP4": ("fp4",),
     "fp8": ("fp8", "float8", "e4m3", "e5m2", "f8e"),
     "int8": ("int8", "w8a"),
     "": ("uint", "mxfp", "nvfp", "bitsandbytes", "quantized", "quantised", "quantize"),
+}
+PLAIN = {
     "bf16": ("bf16", "bfloat16"),
     "fp16": ("fp16", "float16", "half"),
     "fp32": ("fp32", "float32"),
@@ -25,10 +27,8 @@ PRECISIONS = {
 """Number format of an engine → words by which metadata say it, in the order in which they are looked for."""
 FOUR_BITS = ("W4A4", "W4A16", "NVFP4")
 _QUANTISED, _PLAIN = (
-    re.compile(
-        f"(?<![a-z0-9])(?<!no )(?<!not )({'|'.join(word for one in part for word in PRECISIONS[one])})"
-    )
-    for part in ([*PRECISIONS][:-3], [*PRECISIONS][-3:])
+    re.compile(f"(?<![a-z0-9])(?<!no )(?<!not )({'|'.join(sum(words.values(), ()))})")
+    for words in (QUANTISED, PLAIN)
 )
 _EXPERTS = re.compile(
     r"moe(?![a-z])|mixtral|experts?|rout(er|ing)[ _-]?replay|gpt-oss|deepseek-(v[23]|r1)|b-a[0-9.]+b"
@@ -48,9 +48,9 @@ class Recorded(NamedTuple):
 
     @property
     def precision(self) -> str:
-        """The number format of the engine, one of `PRECISIONS`, or empty."""
-        said = (self.quantised or self.plain).lower()
-        return next((name for name, words in PRECISIONS.items() if any(word in said for word in words)), "")
+        """The number format of the engine, one of `QUANTISED` or `PLAIN`, or empty."""
+        said, formats = (self.quantised or self.plain).lower(), QUANTISED if self.quantised else PLAIN
+        return next((name for name, words in formats.items() if any(word in said for word in words)), "")
 
 
 def recorded(provenance: Mapping[str, object]) -> Recorded:
@@ -81,6 +81,8 @@ def _leaves(value: object, path: tuple[str, ...] = ("",)) -> Iterator[tuple[tupl
         yield path, value
 
 
+# ---------------------------------------------------------------- what is published
+
 TIMES, MOST_EXCUSED = 10.0, 0.3
 """Times what is published of a number format, and nats of any format, above which it excuses no K3 at lag 0:
 a usual token is then off by a factor of two, which no format is published to do."""
@@ -89,8 +91,8 @@ a usual token is then off by a factor of two, which no format is published to do
 class Floor(NamedTuple):
     """K3 from `low` to `high`, nats per token, of what the metadata of a dump must say.
 
-    That is a number format, one of `PRECISIONS`, with experts or without, and some words in lower case: a
-    trainer, an engine, a size. `regime` says what it was measured on, `source` who published it.
+    That is a number format, with experts or without, and some words in lower case: a trainer, an engine, a
+    size. `regime` says what it was measured on, `source` who published it.
     """
 
     low: float
@@ -99,7 +101,7 @@ class Floor(NamedTuple):
     source: str
     precision: str
     experts: bool = False
-    says: tuple[str, ...] = ()
+    says: Sequence[str] = ()
 
     def of(self, said: Recorded) -> bool:
         """Return whether it is of a number format, with experts or without."""
@@ -107,7 +109,7 @@ class Floor(NamedTuple):
 
 
 _TEXT = files("offpol_diag").joinpath("data", "floors.toml").read_text(encoding="utf-8")
-FLOORS = tuple(Floor(**{**row, "says": tuple(row.get("says", ()))}) for row in tomllib.loads(_TEXT)["floor"])
+FLOORS = tuple(Floor(**row) for row in tomllib.loads(_TEXT)["floor"])
 
 
 def observed() -> list[tuple[str, str, str, str, str]]:
@@ -119,8 +121,8 @@ def expected(provenance: Mapping[str, Any]) -> list[Band]:
     """Return the range of the row that fits the metadata and says most, if any."""
     said, text = recorded(provenance), json.dumps(provenance, default=str).lower()
     fit = [one for one in FLOORS if one.of(said) and all(word in text for word in one.says)]
-    fit.sort(key=lambda one: -len(one.says))
-    return [Band("k3", "expected", one.low, one.high, one.regime, one.source) for one in fit[:1]]
+    best = sorted(fit, key=lambda one: -len(one.says))[:1]
+    return [Band("k3", "expected", one.low, one.high, one.regime, one.source) for one in best]
 
 
 def ceiling(said: Recorded) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from offpol_diag.diagnosis.rows import Floats, Ints, Rows, clusters
+from offpol_diag.diagnosis.rows import Floats, Ints, Rows, clusters, ratio
 from offpol_diag.numerals import rounded
 from offpol_diag.result import Outcome, Reference, Side
 
@@ -38,13 +38,8 @@ def k3(one: Floats, other: Floats) -> float:
 
 def mean_error(x: Floats, groups: Ints) -> tuple[float, float]:
     """Return the mean of tokens [T], and its standard error clustered by group; infinite for one group."""
-    found, at = np.unique(groups, return_inverse=True)
-    sums, counts = np.bincount(at, x, len(found)), np.bincount(at, minlength=len(found))
-    mean = float(sums.sum() / counts.sum())
-    if len(found) < LEAST_GROUPS:
-        return mean, np.inf
-    rest = sums - mean * counts
-    return mean, float(np.sqrt((rest**2).sum() * len(found) / (len(found) - 1)) / counts.sum())
+    at = np.unique(groups, return_inverse=True)[1]
+    return ratio(np.bincount(at, x), np.bincount(at))
 
 
 def beyond(distance: Floats, noise: Floats, groups: Ints, floors: float = FLOORS) -> bool:

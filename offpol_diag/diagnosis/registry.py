@@ -24,12 +24,7 @@ CAUSES: tuple[Cause, ...] = (
     *(LongContext(), Retokenization()),
     *(TruncatedSampling(), RawLogProbs(), TrainerTemperature()),  # what is fitted
     *(ModelDiffers(), GroupFault()),  # two models, or one group
-    *(
-        Stale(),
-        QuantizedRollout(),
-        MoeOutliers(),
-        Numerics(),
-    ),  # honest: the first ends the search
+    *(Stale(), QuantizedRollout(), MoeOutliers(), Numerics()),  # honest: the first ends the search
 )
 CANDIDATES = ("stale", "weights_not_synced", "quantized_rollout", "model_differs", "moe_outliers", "numerics")
 """Causes that may fit where none is established, more common ones first."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import NormalDist
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from offpol_diag.core.intervals import quantile
 from offpol_diag.core.kept_rows import Sample
 from offpol_diag.diagnosis.recorded import Recorded
+from offpol_diag.dump.schema import DIGESTS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -102,6 +102,11 @@ class Rows:
         """Number of sequences S."""
         return len(self.starts) - 1
 
+    @property
+    def both(self) -> tuple[tuple[str, Floats, Floats], ...]:
+        """Each column by its name, with the other one."""
+        return ("rollout", self.q, self.p), ("train", self.p, self.q)
+
     @cached_property
     def lengths(self) -> Ints:
         """Number of tokens of each sequence, [S]."""
@@ -156,13 +161,6 @@ class Rows:
         which, place = np.cumsum(new[:-1]) - 1, np.arange(self.tokens)
         return place - at[which], at[which + 1] - 1 - place
 
-    def runs(self, tokens: Flags) -> tuple[Ints, Ints]:
-        """Return the first token and the length of each run of consecutive flagged tokens of a sequence."""
-        start = tokens.copy()
-        start[1:] &= ~(tokens[:-1] & (self.index[1:] > 0))
-        first = np.flatnonzero(start)
-        return first, np.bincount((np.cumsum(start) - 1)[tokens], minlength=len(first))
-
     def of(self, sequences: Ints) -> Flags:
         """Return flags of these sequences, [S]."""
         return np.isin(np.arange(self.sequences), sequences)
@@ -180,11 +178,11 @@ class Rows:
         counts = np.bincount(self.owner[tokens], minlength=self.sequences)
         filled = counts > 0
         every: dict[str, Any] = {name: getattr(self, name) for name in OF_TOKENS}
+        every = {name: None if x is None else x[tokens] for name, x in every.items()}
         scalars = {
             name: [x for x, there in zip(column, filled, strict=True) if there]
             for name, column in self.scalars.items()
         }
-        every = {name: None if x is None else x[tokens] for name, x in every.items()}
         starts = np.concatenate(([0], np.cumsum(counts[filled])))
         return replace(self, **every, starts=starts, scalars=scalars)
 
@@ -207,6 +205,12 @@ class Rows:
     def column(self, name: str) -> list[Any]:
         """Return a scalar column, [S]; all None if the dump lacks it."""
         return list(self.scalars.get(name, [None] * self.sequences))
+
+    def numbers(self, name: str) -> Floats:
+        """Return a scalar column as floats, [S], NaN for what is no finite number."""
+        column = self.column(name)
+        known = (isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in column)
+        return np.array([x if k else np.nan for x, k in zip(column, known, strict=True)], np.float64)
 
 
 OF_TOKENS = ("q", "p", "position", "ids", "entropy", "reference", "turn", "width", "sign")
@@ -245,34 +249,20 @@ def uncertain(rows: Rows) -> Flags:
     return (rows.q < -0.02) & (rows.q > -8)
 
 
-def numbers(column: Sequence[object]) -> Floats:
-    """Return a scalar column as floats, NaN for what is no finite number."""
-    known = (isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in column)
-    return np.array([x if k else np.nan for x, k in zip(column, known, strict=True)], np.float64)
-
-
-def measured(rows: Rows) -> dict[str, float]:
-    """Compute K3, E[r] and the ESS of token ratios, e.g. after a repair."""
-    delta = np.clip(rows.delta, -700, 300)
-    off = np.expm1(delta)
-    mean = float(np.mean(off))
-    ess = float((1 + mean) ** 2 / (1 + 2 * mean + np.mean(off**2)))
-    return {"k3": float(np.mean(off - delta)), "mean_ratio": 1 + mean, "ess_tokens": ess}
-
-
 # ---------------------------------------------------------------- groups of sequences
+
+
+def numbered(keys: Iterable[Hashable]) -> Ints:
+    """Number what is equal alike, from 0 in the order in which it comes."""
+    held = list(keys)
+    number = {key: i for i, key in enumerate(dict.fromkeys(held))}
+    return np.array([number[key] for key in held], np.int64)
 
 
 def clusters(rows: Rows) -> Ints:
     """Return the group index of each sequence, [S]: its prompt where there is no group_id, or it alone."""
     column = rows.column("group_id" if "group_id" in rows.scalars else "prompt_ids")
-    known = {value: i for i, value in enumerate(dict.fromkeys(column)) if value is not None}
-    return np.array([known.get(value, len(known) + i) for i, value in enumerate(column)], dtype=np.int64)
-
-
-def answered_again(rows: Rows) -> bool:
-    """Return whether prompts have at least two responses on average."""
-    return 2 * len(np.unique(clusters(rows))) <= rows.sequences
+    return numbered((i if value is None else None, value) for i, value in enumerate(column))
 
 
 WEIGHTS = ("step", "policy_lag", "rollout_version", "train_version")
@@ -281,15 +271,12 @@ WEIGHTS = ("step", "policy_lag", "rollout_version", "train_version")
 
 def alike(rows: Rows) -> Ints:
     """Return a number for each sequence, [S], equal where the same weights sampled and scored it."""
-    keys = list(zip(*(rows.column(name) for name in WEIGHTS), strict=True))
-    order = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-    return np.array([order[key] for key in keys], np.int64)
+    return numbered(zip(*(rows.column(name) for name in WEIGHTS), strict=True))
 
 
 MACHINES = re.compile("host|engine|rank|worker|node|server|replica|gpu|device|pod|instance")
 """Words in the names of columns that say where a sequence was computed."""
-NOT_GROUPS = {"sequence_id", "group_id", "prompt_ids", "prompt_length", "rewards"} | {*WEIGHTS[1:]}
-NOT_GROUPS |= {"weight_digest_rollout", "weight_digest_train"}
+NOT_GROUPS = {"sequence_id", "group_id", "prompt_ids", "prompt_length", "rewards", *WEIGHTS[1:], *DIGESTS}
 MOST_VALUES, FEWEST = 64, 4
 """Columns that say nothing of a sequence's origin; most values of one that does, and fewest sequences of two
 of its values."""
@@ -317,52 +304,60 @@ SURE = 5.0
 """Standard errors beyond which an identity counts as violated, with many groups: two-sided p = 6e-7."""
 
 
-def bound(groups: int, looks: int = 1) -> float:
-    """Return the critical value, in standard errors, with the significance level of `SURE` over all tests.
+def bound(groups: int) -> float:
+    """Return the critical value, in standard errors of so many groups, with the significance level of `SURE`.
 
-    The level is divided among the `looks` tests (Bonferroni). The tails are those of Student's t with
-    groups − 1 degrees of freedom, by Wallace's normal approximation (1959).
+    The tails are those of Student's t, by Wallace's normal approximation (1959).
     """
-    normal, freedom = NormalDist(), max(groups - 1, 2)
-    score = normal.inv_cdf(normal.cdf(-SURE) / max(looks, 1)) * (8 * freedom + 3) / (8 * freedom + 1)
-    exponent = score**2 / freedom
-    return math.sqrt(freedom * math.expm1(exponent)) if exponent < 700 else math.inf
+    freedom = max(groups - 1, 2)
+    exponent = (SURE * (8 * freedom + 3) / (8 * freedom + 1)) ** 2 / freedom
+    return math.sqrt(freedom * math.expm1(exponent))
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A mean with its 95% interval and standard error over groups, and the number of groups."""
+def ratio(above: Floats, below: Floats) -> tuple[float, float]:
+    """Return Σ above / Σ below over clusters, [G] each, and its standard error; infinite for one cluster."""
+    value, many = float(above.sum() / below.sum()), len(above)
+    if many < 2:
+        return value, math.inf
+    rest = np.square(above - value * below).sum()
+    return value, float(np.sqrt(rest * many / (many - 1)) / below.sum())
+
+
+class Estimate(NamedTuple):
+    """A mean, its standard error over groups, and the number of groups."""
 
     value: float
-    low: float
-    high: float
     error: float
     groups: int
 
-    @classmethod
-    def of(cls, value: float, error: float, groups: int) -> Estimate:
-        """Make the interval by Student's t."""
-        half = error * quantile(max(groups - 1, 2))
-        return cls(value, value - half, value + half, error, groups)
+    @property
+    def half(self) -> float:
+        """Half the width of its 95% interval, by Student's t."""
+        return self.error * float(quantile(max(self.groups - 1, 2)))
+
+    @property
+    def low(self) -> float:
+        """Lower end of its 95% interval."""
+        return self.value - self.half
+
+    @property
+    def high(self) -> float:
+        """Upper end of its 95% interval."""
+        return self.value + self.half
 
     @property
     def text(self) -> str:
         """The mean and its interval in words."""
         return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
 
-    def off(self, target: float, looks: int = 1) -> int:
+    def off(self, target: float) -> int:
         """Return 1 if the mean is significantly above the target, −1 if below, else 0."""
-        errors = self.errors_from(target)
-        return 0 if not abs(errors) > bound(self.groups, looks) else 1 if errors > 0 else -1
-
-    def errors_from(self, target: float) -> float:
-        """Return (mean − target) in standard errors; infinite if there is no spread."""
         off = self.value - target
-        return off / self.error if self.error > 0 else float(np.sign(off)) * float("inf") if off else 0.0
+        return int(np.sign(off)) if abs(off) > bound(self.groups) * self.error else 0
 
 
 def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None, by_group: bool = True) -> Estimate:
-    """Estimate the mean of x [T] over tokens, with a ratio estimator's interval over groups.
+    """Estimate the mean of x over tokens, with a ratio estimator's error over groups.
 
     Args:
         rows: the tokens.
@@ -370,17 +365,7 @@ def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None, by_group: 
         among: flags of the tokens to average over, [T]; None for all.
         by_group: whether to cluster by prompt; else by sequence.
     """
-    kept = np.ones(rows.tokens) if among is None else among.astype(np.float64)
+    kept = np.ones(rows.tokens, np.bool_) if among is None else among
     which = clusters(rows) if by_group else np.arange(rows.sequences)
-    total = np.bincount(which, rows.sum(np.where(kept > 0, x, 0.0)))
-    count = np.bincount(which, rows.sum(kept))
-    total, count = total[count > 0], count[count > 0]
-    groups = len(count)
-    if not groups:
-        return Estimate(np.nan, np.nan, np.nan, np.nan, 0)
-    value = float(total.sum() / count.sum())
-    if groups < 2:
-        return Estimate(value, -np.inf, np.inf, np.inf, 1)
-    residual = total - value * count
-    error = float(np.sqrt((residual**2).sum() * groups / (groups - 1)) / count.sum())
-    return Estimate.of(value, error, groups)
+    total, count = (np.bincount(which, rows.sum(some)) for some in (np.where(kept, x, 0.0), kept))
+    return Estimate(*ratio(total[count > 0], count[count > 0]), int((count > 0).sum()))

@@ -15,34 +15,15 @@ from offpol_diag.diagnosis.recorded import TIMES, ceiling
 from offpol_diag.diagnosis.rows import (
     Estimate,
     Rows,
-    answered_again,
     clusters,
     estimate,
-    numbers,
     partitions,
     percent,
+    ratio,
     uncertain,
 )
 
-ROUNDED = 0.04
-"""Largest level of a usual token that rounding may explain: bf16 on both sides of six architectures."""
-STALE = 0.16
-"""Level of a usual token above which weights of another step are likelier than quantised ones of 8 bits."""
-NOISE, SYSTEMATIC, SHARED, OTHER_STEP = 0.05, 0.15, 0.25, 0.42
-"""Systematic share of r: below the first, noise of single tokens; above the second, not rounding; above the
-third other weights are likelier than quantised ones (these give 10% to 28%, weights of another step 24% to
-50%); above the fourth, surely so."""
-OUTLYING, CLOSE, CARRIED = 0.08, 0.045, 0.8
-"""Largest share of outliers that leaves the other tokens a body of their own; and where these carry the
-mismatch: largest level of a usual token, and least share of K3."""
-RISING, FLAT = 2.5, 1.5
-"""Factor of K3 at larger lags over that at the smallest from which it rises; and up to which it does not."""
 CUT = "cut at 1 nat a token"
-ENOUGH_TOKENS, FEWEST_UNCERTAIN, FAR = 50, 30, 8.0
-"""Fewest tokens of a lag, step or host for a mean; fewest uncertain tokens for robust statistics; and times
-the level of a usual token beyond which one is an outlier."""
-
-
 FEWEST_SEQUENCES, FEWEST_OF_STEP, FEWEST_TOKENS, SEVERAL = 8, 4, 100, 4
 """Fewest sequences, prompts and uncertain tokens of a step that is compared; fewest steps of a trend."""
 SYNCED, OFF, APART, ERRORS = 0.06, 0.12, 3.0, 3.0
@@ -67,7 +48,7 @@ class Course:
     """
 
     def __init__(self, rows: Rows) -> None:
-        some, step, group = uncertain(rows), numbers(rows.column("step")), clusters(rows)
+        some, step, group = uncertain(rows), rows.numbers("step"), clusters(rows)
         many, found = rows.sum(some), []
         for one in np.unique(step[np.isfinite(step)]):
             at = step == one
@@ -106,6 +87,11 @@ FEWEST_KINDS, COVERED = 8, 0.2
 """Fewest clusters, and smallest share of tokens in repeated kinds, for an estimate of what they share."""
 
 
+def answered_again(rows: Rows) -> bool:
+    """Return whether prompts have at least two responses on average."""
+    return 2 * (int(clusters(rows).max()) + 1) <= rows.sequences
+
+
 def common(rows: Rows) -> Estimate | None:
     """Estimate the systematic share: the share of the variance of min(r, 2) common to tokens of one kind.
 
@@ -137,12 +123,27 @@ def common(rows: Rows) -> Estimate | None:
     above = np.bincount(cluster, tokens[some] * total[some] / count[some])
     below = np.bincount(cluster, np.bincount(kind, off**2)[some])
     there = np.bincount(cluster) > 0
-    above, below, parts = above[there], below[there], int(there.sum())
-    if parts < FEWEST_KINDS or not below.sum() > 0:
+    if there.sum() < FEWEST_KINDS or not below.sum() > 0:
         return None
-    value = float(above.sum() / below.sum())
-    error = float(np.sqrt(np.square(above - value * below).sum() * parts / (parts - 1)) / below.sum())
-    return Estimate.of(value, error, parts)
+    return Estimate(*ratio(above[there], below[there]), int(there.sum()))
+
+
+ROUNDED = 0.04
+"""Largest level of a usual token that rounding may explain: bf16 on both sides of six architectures."""
+STALE = 0.16
+"""Level of a usual token above which weights of another step are likelier than quantised ones of 8 bits."""
+NOISE, SYSTEMATIC, SHARED, OTHER_STEP = 0.05, 0.15, 0.25, 0.42
+"""Systematic share of r: below the first, noise of single tokens; above the second, not rounding; above the
+third other weights are likelier than quantised ones (these give 10% to 28%, weights of another step 24% to
+50%); above the fourth, surely so."""
+OUTLYING, CLOSE, CARRIED = 0.08, 0.045, 0.8
+"""Largest share of outliers that leaves the other tokens a body of their own; and where these carry the
+mismatch: largest level of a usual token, and least share of K3."""
+RISING, FLAT = 2.5, 1.5
+"""Factor of K3 at larger lags over that at the smallest from which it rises; and up to which it does not."""
+ENOUGH_TOKENS, FEWEST_UNCERTAIN, FAR = 50, 30, 8.0
+"""Fewest tokens of a lag, step or host for a mean; fewest uncertain tokens for robust statistics; and times
+the level of a usual token beyond which one is an outlier."""
 
 
 class Seen:
@@ -156,22 +157,21 @@ class Seen:
         share, common: systematic share of r, or None if it cannot be estimated; and in words.
         noise, unsystematic: whether it is measurably none, by answers to a prompt; none beyond rounding.
         systematic, other_step: whether it is more than quantised weights leave; and surely so.
-        close, outlying: whether a usual token is at rounding; whether a few outliers carry the mismatch, too.
+        close, few, outlying: whether a usual token is at rounding; whether outliers are few; whether these
+            carry the mismatch, too.
         in_sync, behind: whether the dump says that every row is at lag 0; that none is.
         lags: lag → K3, of lags with enough tokens; empty if the dump records none.
         over_lag: mean K3 of larger lags over that of the smallest; NaN where there is only one.
         course: levels by step, within one lag where the dump records lags.
-        from_start: whether all is at a recorded lag of 0 and step 0 is as far off as any other. An adapter
-            that is missing, and weights that do not arrive, are the trainer's own at step 0.
         changes, same_weights: whether its change by step points to weights of another step; and whether
             nothing does, the lag included.
         most: K3 at lag 0, nats, above which a number format excuses nothing: ten times what is published of
             it, and ten times the lowest level that the dump's own steps or hosts show in that format.
-        inexcusable: whether K3 at lag 0 is beyond that.
+        inexcusable: whether K3 at lag 0, `synced`, is beyond that.
     """
 
     def __init__(self, rows: Rows) -> None:
-        self.rows, self.recorded = rows, rows.known.recorded
+        self.recorded, self.synced = rows.known.recorded, rows.known.synced
         self.k3 = float(rows.k3_cut.mean()) if rows.tokens else 0.0
         some = uncertain(rows)
         self.scale = self.tail = self.carried = 0.0
@@ -180,8 +180,8 @@ class Seen:
             self.scale = float(np.median(level)) / 0.6745
             far = level > FAR * self.scale
             self.tail, self.carried = float(far.mean()), float(k3[far].sum() / max(k3.sum(), 1e-300))
-        self.close, few = self.scale <= ROUNDED, 0.001 < self.tail < OUTLYING
-        self.outlying = few and self.scale <= CLOSE and self.carried >= CARRIED
+        self.close, self.few = self.scale <= ROUNDED, 0.001 < self.tail < OUTLYING
+        self.outlying = self.few and self.scale <= CLOSE and self.carried >= CARRIED
 
         self.share, self.common = common(rows), ""
         self.noise = self.unsystematic = self.systematic = self.other_step = False
@@ -193,7 +193,7 @@ class Seen:
             said, *ends = (percent(max(x, 0.0)) for x in (value, low, high))
             self.common = f"{said} of the variance of r is common to tokens of one kind [{', '.join(ends)}]"
 
-        column = numbers(rows.column("policy_lag"))
+        column = rows.numbers("policy_lag")
         recorded = np.unique(column[np.isfinite(column)]).tolist()
         self.in_sync, self.behind = recorded == [0], bool(recorded) and 0 not in recorded
         parts = {lag: rows.k3_cut[(column == lag)[rows.owner]] for lag in recorded}
@@ -203,7 +203,6 @@ class Seen:
         lag = 0 if 0 in recorded else max(recorded, key=lambda one: np.sum(column == one), default=None)
         same = rows if lag is None else rows.only(column == lag)  # rows of one lag
         self.course = Course(same)
-        self.from_start = self.in_sync and self.course.at_first
         self.changes = self.course.back or self.course.growth > 0
         self.same_weights = not (self.behind or self.changes)
 
@@ -213,7 +212,7 @@ class Seen:
             own = [same.k3_cut[at[same.owner]].mean() for at in hosts if at @ same.lengths >= ENOUGH_TOKENS]
             if len(own) > 1:
                 self.most = min(self.most, max(TIMES * float(min(own)), HEALTHY_K3))
-        self.inexcusable = rows.known.synced is not None and rows.known.synced > self.most
+        self.inexcusable = self.synced is not None and self.synced > self.most
 
     @property
     def evidence(self) -> str:
@@ -236,13 +235,12 @@ class Seen:
 
 USUAL = "|Δ|/(1 − q) is {0.scale:.2g} for a usual token"
 WIDE = f"{USUAL}; 8-bit weights leave 0.06 to 0.13."
-DENSE = f"engines of a dense model in bf16 stay below {HEALTHY_K3:g} as a rule"
+PARTLY = f"{USUAL}, and a part of the tokens is far beyond that."
+AT_0 = f"K3 is {{0.lags[0]:.2g}} ({CUT}) at a policy_lag of 0."
+BEYOND = f"K3 is {{0.k3:.2g}} ({CUT}); engines of a dense model in bf16 stay below {HEALTHY_K3:g} as a rule."
 EVIDENCE: dict[str, tuple[str, Callable[[Seen], bool]]] = {
     "behind": ("No row is at a policy_lag of 0.", lambda s: s.behind),
-    "at lag 0": (
-        f"K3 is {{0.lags[0]:.2g}} ({CUT}) at a policy_lag of 0.",
-        lambda s: s.lags.get(0, 0.0) > HEALTHY_K3,
-    ),
+    "at lag 0": (AT_0, lambda s: s.lags.get(0, 0.0) > HEALTHY_K3),
     "flat over lag": (f"K3 does not rise with the lag: {{0.by_lag}}, {CUT}.", lambda s: s.over_lag <= FLAT),
     "grows": ("|Δ|/(1 − q) grows over the steps: {0.course.text}.", lambda s: s.course.growth > 0),
     "back": ("|Δ|/(1 − q) by step falls back to rounding: {0.course.text}.", lambda s: s.course.back),
@@ -251,12 +249,9 @@ EVIDENCE: dict[str, tuple[str, Callable[[Seen], bool]]] = {
     "wide": (WIDE, lambda s: s.scale > STALE),
     "broad": (f"Every token is off: {WIDE}", lambda s: ROUNDED < s.scale <= STALE),
     "close": (f"{USUAL}, as rounding leaves it.", lambda s: s.close and s.tail < OUTLYING),
-    "partly": (
-        f"{USUAL}, and a part of the tokens is far beyond that.",
-        lambda s: s.close and s.tail >= OUTLYING,
-    ),
-    "beyond rounding": (f"K3 is {{0.k3:.2g}} ({CUT}); {DENSE}.", lambda s: s.k3 > HEALTHY_K3),
-    "outliers": ("{0.outliers}.", lambda s: 0.001 < s.tail < OUTLYING and s.carried >= 0.5),
+    "partly": (PARTLY, lambda s: s.close and s.tail >= OUTLYING),
+    "beyond rounding": (BEYOND, lambda s: s.k3 > HEALTHY_K3),
+    "outliers": ("{0.outliers}.", lambda s: s.few and s.carried >= 0.5),
     "quantised": ("The dump says {0.recorded.quantised}.", lambda s: bool(s.recorded.quantised)),
     "plain": ("The dump says {0.recorded.plain}.", lambda s: bool(s.recorded.plain)),
 }

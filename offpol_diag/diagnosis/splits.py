@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offpol_diag.core.kept_rows import PLACE
-from offpol_diag.diagnosis.rows import MACHINES, MOST_VALUES, Floats, Ints, Rows, numbers
+from offpol_diag.diagnosis.rows import MACHINES, MOST_VALUES, Floats, Ints, Rows
 
 Values = Floats | Ints | None
 
@@ -43,13 +43,13 @@ class Split(NamedTuple):
 
 def column(name: str, add: float = 0) -> Callable[[Rows], Values]:
     """Return what reads a column of numbers, [S]."""
-    return lambda rows: numbers(rows.column(name)) + add if name in rows.scalars else None
+    return lambda rows: rows.numbers(name) + add if name in rows.scalars else None
 
 
 def visit(rows: Rows) -> Values:
     """Return which visit of its prompt each sequence belongs to, from 1, [S]: steps in which it occurs."""
     name = "prompt_ids" if "prompt_ids" in rows.scalars else "group_id"
-    pairs = [*zip(map(str, rows.column(name)), numbers(rows.column("step")).tolist(), strict=True)]
+    pairs = [*zip(map(str, rows.column(name)), rows.numbers("step").tolist(), strict=True)]
     steps: dict[str, list[float]] = {}
     for prompt, step in sorted(set(pairs)):
         steps.setdefault(prompt, []).append(step)
@@ -69,7 +69,7 @@ def first_use(rows: Rows) -> Values:
 def absolute(rows: Rows) -> Values:
     """Return the position of each token in prompt and response together, [T]."""
     known = "prompt_length" in rows.scalars
-    return rows.position + numbers(rows.column("prompt_length"))[rows.owner] if known else None
+    return rows.position + rows.numbers("prompt_length")[rows.owner] if known else None
 
 
 def along(rows: Rows) -> tuple[Floats, Floats]:
@@ -77,7 +77,7 @@ def along(rows: Rows) -> tuple[Floats, Floats]:
 
     A row is prompt and response where the dump has prompt_length, else the response, with masked tokens.
     """
-    before = np.nan_to_num(numbers(rows.column("prompt_length")))[rows.owner]
+    before = np.nan_to_num(rows.numbers("prompt_length"))[rows.owner]
     return rows.position + 0.5 + before, (0 if rows.width is None else rows.width) + before
 
 

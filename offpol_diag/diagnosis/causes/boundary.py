@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
-from offpol_diag.diagnosis.rows import Flags, Rows, correlation, percent
+from offpol_diag.diagnosis.rows import Rows, correlation
 
 FEWEST, LEAST, TIMES, APART = 8, 0.12, 8.0, 2.5
 """Fewest tokens at a place; their least mean |Δ|, nats; its least factor over that of other tokens, up to a
@@ -16,9 +16,6 @@ UNRELATED, ALONE, NEAR = 0.5, 2.0, 4
 """Correlation of the columns at a place below which one of them is of another token (0.84 to 0.98 where the
 weights were updated after the first); and most mean |Δ| of the tokens beside it, in that of others: after
 another prompt, which changes the first token most, it is 2.2 or more."""
-COPIED, BESIDE = 0.1, 10.0
-"""Least share of rows with an exact copy of another row's value, and its factor over that of tokens
-elsewhere."""
 
 
 class Boundary(Cause):
@@ -39,12 +36,11 @@ class Boundary(Cause):
     blanks = {"place": "the first or the last token"}
 
     def look(self, rows: Rows) -> Found | None:
-        """Find copies of another row's value, or a place that alone stands out, with unrelated columns."""
-        copied = self._copies(rows, rows.index == 0, rows.from_end == 0)
+        """Find a place that alone stands out, with unrelated columns."""
         after, before = rows.edges
         inner = np.minimum(after, before) > 0
-        if copied is not None or not inner.any():
-            return copied
+        if not inner.any():
+            return None
         distance = {
             "the first token": rows.index,
             "the last token": rows.from_end,
@@ -60,34 +56,10 @@ class Boundary(Cause):
             related = correlation(rows.p[at], rows.q[at])
             if related > UNRELATED or (beside.any() and rows.size[beside].mean() > ALONE * usual):
                 continue
-            evidence = (
-                f"{name} differs by {mean:.2g} nats on average, tokens elsewhere by {usual:.2g}; the "
-                f"columns correlate {related:.2f} there"
-            )
+            evidence = f"{name} differs by {mean:.2g} nats on average, tokens elsewhere by {usual:.2g}; the "
+            evidence += f"columns correlate {related:.2f} there"
             return self.of_tokens(evidence, rows, at, words={"place": name})
         return None
-
-    def _copies(self, rows: Rows, first: Flags, last: Flags) -> Found | None:
-        """Find first tokens with the last value of another row, or last ones with the first value of one."""
-        found: list[tuple[float, Found]] = []
-        for column, x in (("rollout", rows.q), ("train", rows.p)):
-            unsure = (x < -1e-3) & (rows.size > 1e-3)
-            for name, at, source, there in (("first", first, "last", last), ("last", last, "first", first)):
-                taken, inner = np.isin(x, x[there & (x < -1e-3)]) & unsure, unsure & ~(first | last)
-                beside, share = (
-                    float(np.mean(taken[some])) if some.any() else 0.0 for some in (inner, unsure & at)
-                )
-                if (taken & at).sum() < FEWEST or share < max(COPIED, BESIDE * beside):
-                    continue
-                evidence = (
-                    f"{percent(share)} of {at.sum():,} rows hold at the {name} token of the {column} column "
-                    f"exactly the value at the {source} token of another row"
-                )
-                words = {"place": f"the {name} token"}
-                one = self.of_tokens(evidence, rows, at, words=words, exact=True)
-                found.append((float(rows.size[taken & at].mean()), one))
-        # what is copied fits at its own place, and not where it was put
-        return max(found, key=lambda one: one[0], default=(0.0, None))[1]
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         """Put a number of another token's at the last token of each row, in the train column."""

@@ -1,28 +1,18 @@
-"""Sequences whose columns disagree from some token on, or in a block; and positions from which all do."""
+"""Sequences whose columns disagree from some token on; and positions from which all do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
 from offpol_diag.diagnosis.causes.constants import WrongMask
-from offpol_diag.diagnosis.rows import Floats, Rows, against_chance, jittered, numbers, percent
+from offpol_diag.diagnosis.rows import Rows, against_chance, jittered, percent
 
-CHANCE, QUIET_CHANCE = 0.9, 0.5
-"""`against_chance` from which the columns of a run of tokens are unrelated, and where they agree closely
-outside it; honest ones stay below 0.85."""
-SHORTEST, BAD, FEWEST, SHARE = 12, 0.03, 3, 0.02
-"""Fewest tokens and least mean |Δ| (nats) of a sequence that is looked at; fewest sequences that break, and
-their least share."""
-OTHER_TEXT, FADES = 7.0, 1.8
-"""Least factor of mean |Δ| in other text than outside it (5.4 in a peaked policy of 4 bits, whose outliers
-come in runs); and of a block's first third over its last, where one changed token is the reason."""
 JUMPS = tuple(round(2 ** (k / 4)) for k in range(16, 51))
 """Positions tested for a jump: 16 to 5,793, four to an octave."""
-TIMES, NATS, ROWS, MOST_ROWS = 3.0, 0.03, 8, 0.6
+TIMES, NATS, ROWS, MOST_ROWS = 3.0, 0.03, 8, 0.4
 """Factor of a jump, its least |Δ| there (nats), fewest sequences behind it, and share that have it."""
 
 
@@ -45,16 +35,17 @@ class LongContext(Cause):
     blanks = {"where": "N"}
 
     def look(self, rows: Rows) -> Found | None:
+        """Find the position, in the response or in the whole context, at which |Δ| jumps most."""
+        positions, before = {"": rows.position.astype(np.float64)}, rows.numbers("prompt_length")
+        if np.isfinite(before).all():
+            positions[" of prompt and response"] = rows.position + before[rows.owner]
         best, found = TIMES, None
-        for (position, place), at in ((one, at) for one in _positions(rows) for at in JUMPS):
-            before = (position >= at / 1.5) & (position < at)
-            after = (position >= at) & (position < 1.5 * at)
-            enough = (rows.sum(before) >= 3) & (rows.sum(after) >= 3)
+        for (place, position), at in ((one, at) for one in positions.items() for at in JUMPS):
+            sides = (position >= at / 1.5) & (position < at), (position >= at) & (position < 1.5 * at)
+            enough = np.minimum(*map(rows.sum, sides)) >= 3
             if enough.sum() < ROWS:
                 continue
-            low, high = (
-                rows.sum(rows.size * part)[enough] / rows.sum(part)[enough] for part in (before, after)
-            )
+            low, high = (rows.sum(rows.size * part)[enough] / rows.sum(part)[enough] for part in sides)
             times = float(high.mean() / max(low.mean(), 1e-9))
             several = np.mean(high > 2 * low + 0.01) >= MOST_ROWS  # not each at a token of its own
             if times > best and several and high.mean() > NATS:
@@ -72,12 +63,16 @@ class LongContext(Cause):
         return replace(rows, p=jittered(rows, np.where(rows.index >= at, 1.0, 0.0), rng))
 
 
-def _positions(rows: Rows) -> Iterator[tuple[Floats, str]]:
-    """Yield the position of each token, [T], in the response and in the whole context, with its name."""
-    yield rows.position.astype(np.float64), ""
-    lengths = numbers(rows.column("prompt_length"))
-    if np.isfinite(lengths).all():
-        yield rows.position + lengths[rows.owner], " of prompt and response"
+CHANCE, QUIET_CHANCE = 0.9, 0.5
+"""`against_chance` from which the columns of a run of tokens are unrelated, and where they agree closely
+outside it; honest ones stay below 0.85."""
+SHORTEST, BAD, FEWEST, SHARE = 12, 0.03, 3, 0.02
+"""Fewest tokens and least mean |Δ| (nats) of a sequence that is looked at; fewest sequences that break, and
+their least share."""
+OTHER_TEXT, FADES, QUIET = 7.0, 1.8, 0.05
+"""Least factor of mean |Δ| in other text than outside it (5.4 in a peaked policy of 4 bits, whose outliers
+come in runs); least factor of a block's first third over its last, where one changed token is the reason; and
+most mean |Δ| outside blocks of tokens that were not sampled, in that inside."""
 
 
 class Retokenization(Cause):
@@ -98,7 +93,7 @@ class Retokenization(Cause):
     blanks = {"share": "some"}
 
     def look(self, rows: Rows) -> Found | None:
-        """Find a block in each sequence: to its end, or one that fades; at one place, or of other text."""
+        """Find a block in each sequence: to its end, one that fades, or one that was not sampled."""
         usual, long = float(np.median(rows.level)), rows.lengths >= SHORTEST
         found = {i: _block(rows, i, usual) for i in np.flatnonzero((rows.level > BAD) & long).tolist()}
         blocks = {i: block for i, block in found.items() if block}
@@ -108,30 +103,20 @@ class Retokenization(Cause):
         own = np.array(list(blocks))
         first[own], end[own] = np.array(list(blocks.values())).T
         tokens = (rows.index >= first[rows.owner]) & (rows.index < end[rows.owner])
-        in_place, begins, broken = rows.keep(~tokens), first[own], rows.of(own)
-        if np.mean(begins > 0) < 0.6 or rows.size[tokens].mean() < OTHER_TEXT * in_place.size.mean():
+        in_place, inside = rows.keep(~tokens), rows.size[tokens].mean()
+        if np.mean(first[own] > 0) < 0.6 or inside < OTHER_TEXT * in_place.size.mean():
             return None
-        evidence = (
-            f"{len(own):,} of {long.sum():,} sequences agree to {in_place.size.mean():.2g} nats a token "
-            f"outside and differ by {rows.size[tokens].mean():.2g} inside"
-        )
-        to_end = float(np.mean(end[own] == rows.lengths[own]))
         whole = [rows.size[rows.starts[i] :][slice(*block)] for i, block in blocks.items()]
         early, late = (np.mean([np.array_split(x, 3)[k].mean() for x in whole]) for k in (0, -1))
-        where, cause = float(np.median(begins)), Cause()
-        words = {"where": f"{where:.0f}", "share": percent(len(own) / int(long.sum()))}
-        one_place = np.mean(np.abs(begins - where) <= 0.15 * where + 3) > 0.7
-        if one_place and broken[rows.lengths > where * 1.25 + 6].mean() > 0.3 and to_end > 0.6:
-            cause, there = LongContext(), begins + numbers(rows.column("prompt_length"))[own]
-            if np.isfinite(there).all() and np.std(there) <= np.std(begins) + 0.5:
-                words["where"] = f"{np.median(there):.0f} of prompt and response"
-        elif to_end > 0.5 or early > FADES * late:
-            cause = self  # what follows one changed token fades; text that was not sampled does not
-        elif in_place.size.mean() < 0.05 * rows.size[tokens].mean():
-            cause = WrongMask()
-        else:
+        to_end = np.mean(end[own] == rows.lengths[own]) > 0.5
+        # what follows one changed token fades; text that was not sampled does not
+        cause = self if to_end or early > FADES * late else WrongMask()
+        if cause is not self and in_place.size.mean() >= QUIET * inside:
             return None
-        return Found(cause, evidence, rows, tokens, broken, in_place, words=words, approximate=True)
+        evidence = f"{len(own):,} of {long.sum():,} sequences agree to {in_place.size.mean():.2g} nats a "
+        evidence += f"token outside and differ by {inside:.2g} inside"
+        rest = {"words": {"share": percent(len(own) / int(long.sum()))}, "approximate": True}
+        return Found(cause, evidence, rows, tokens, rows.of(own), in_place, **rest)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         """Let one row in eight score other text from a token of its own on."""

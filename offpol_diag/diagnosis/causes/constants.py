@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -21,14 +22,9 @@ is not certain; and |Δ| from which two log-probs of one token are far apart, na
 CERTAIN, USUAL = 3.0, 0.5
 """How much more often the other column is far off beside 0.0 than beside values just below it; and its share
 below −1 there, in that of tokens of any kind: 21 to 55% in models of six architectures."""
-RUN, PADDED, ORDINARY = 1.6, 0.3, 0.3
-"""Mean run of constants from which they are no single tokens; least share of sequences that end in padding,
-and of these whose last token is none of a policy that has become certain by degrees."""
-GRIDS = {"bfloat16": 0, "float16": 0, "1-decimal": 1, "2-decimal": 2, "3-decimal": 3, "4-decimal": 4}
-"""Number format → its decimals."""
-ON_GRID, VALUES, DIFFERENT = 0.98, 50, 20
-"""Least share of values on a grid (by chance up to 2%; some are written by another path), fewest values, and
-fewest different ones."""
+OFF, RUN, PADDED, ORDINARY = 1e-3, 1.6, 0.3, 0.3
+"""|Δ| from which columns differ, nats; mean run of constants from which they are no single tokens; least
+share of sequences that end in padding, and of those of which a policy did not grow certain by degrees."""
 
 
 class Sentinel(Cause):
@@ -50,107 +46,28 @@ class Sentinel(Cause):
     blanks = {"side": "engine or trainer"}
 
     def look(self, rows: Rows) -> Found | None:
-        for name, x, other in (("rollout", rows.q, rows.p), ("train", rows.p, rows.q)):
+        for name, x, other in rows.both:
             value = constant(x, other)
             if value is None:
                 continue
             tokens = x == value
-            first, length = rows.runs(tokens)
-            which = np.repeat(np.arange(len(first)), length)
-            off = np.bincount(which, rows.size[tokens] > 1e-3) > 0
+            begins = tokens & ~(np.roll(tokens, 1) & (rows.index > 0))
+            which = (np.cumsum(begins) - 1)[tokens]
+            off = np.bincount(which, rows.size[tokens] > OFF) > 0
             tokens[tokens] = off[which]  # a run of the constant needs one token that is off
-            many, hit, run = int(tokens.sum()), rows.sum(tokens) > 0, float(length[off].mean())
+            many, hit, run = int(tokens.sum()), rows.sum(tokens) > 0, float(np.bincount(which)[off].mean())
             chance = 1 / max(1 - many / rows.lengths[hit].sum(), 0.05)  # the run of tokens at random
             block = off.sum() > 1 and run > max(RUN, 1.5 * chance) and not tokens.all()
-            evidence = (
-                f"{many:,} tokens of {int(hit.sum()):,} sequences hold exactly {value:.7g} in the "
-                f"{name} column, in runs of {run:.2g} on average"
-            )
+            evidence = f"{many:,} tokens of {int(hit.sum()):,} sequences hold exactly {value:.7g} in the "
+            evidence += f"{name} column, in runs of {run:.2g} on average"
             words = {"value": f"{value:.7g}", "column": name, "share": percent(float(tokens.mean()))}
+            words["side"] = "engine" if name == "rollout" else "trainer"
             cause = WrongMask() if block and name == "rollout" else self
             return cause.of_tokens(evidence, rows, tokens, words=words, exact=True)
         return None
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         return replace(rows, q=np.where(rng.random(rows.tokens) < 0.02, rng.choice([0.0, -9999.0]), rows.q))
-
-
-class WrongMask(Cause):
-    """The response mask counts tokens that were not sampled.
-
-    Runs of tokens, after a turn or at the end of rows, where the engine has 0.0 or nothing and the trainer is
-    far below. Rows with tools carry the mismatch, rows without agree.
-    """
-
-    id = "wrong_mask"
-    sentence = "the response mask includes tokens that were not sampled: tool output or padding"
-    violates = "a token that the engine did not sample has no rollout log-prob"
-    confirm = "print response_mask beside the text of the sequences named here"
-    fix = "set response_mask to 0 on tool output, observations and padding"
-    after = "with these tokens masked"
-    ruled_out = "unsampled tokens inside the mask"
-    apart = {"sentinel": "A lost log-prob is the same constant, at single tokens."}
-
-    def look(self, rows: Rows) -> Found | None:
-        """Find sequences of one length that end in runs of one constant in both columns.
-
-        A policy that repeats itself until the longest length becomes certain by degrees.
-        """
-        last, full = rows.starts[1:] - 1, rows.lengths == rows.lengths.max()
-        pairs, many = np.unique(np.stack((rows.q, rows.p), 1)[last], axis=0, return_counts=True)
-        q, p = pairs[many.argmax()]
-        same = (rows.q == q) & (rows.p == p)
-        run = rows.lengths - 1 - np.maximum.reduceat(np.where(same, -1, rows.index), rows.starts[:-1])
-        ends = full & (run > 0) & (run < rows.lengths)
-        if full.mean() < 0.9 or ends.mean() < PADDED or run[ends].mean() < RUN:
-            return None
-        if np.mean(rows.q[last[ends] - run[ends]] < -1e-4) < ORDINARY:
-            return None
-        tokens = same & (rows.from_end < run[rows.owner]) & ends[rows.owner]
-        evidence = (
-            f"{tokens.sum():,} tokens at the end of {ends.sum():,} sequences hold exactly {q:.7g} in the "
-            f"rollout column and {p:.7g} in the train column"
-        )
-        return self.of_tokens(evidence, rows, tokens, exact=True)
-
-    def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
-        block = (rows.index // 8 % 3 == 1) & (rng.random(rows.sequences) < 0.3)[rows.owner]
-        p = np.where(block, -rng.exponential(4.0, rows.tokens) - 0.1, rows.p)
-        return replace(rows, q=np.where(block, 0.0, rows.q), p=p)
-
-
-class CopiedMean(Cause):
-    """One number, a mean, stands at every token of a response.
-
-    A column is constant within each response, at its own mean; K3 is as large as the spread of the other
-    column.
-    """
-
-    id = "copied_mean"
-    sentence = "the {column} column holds one value for each sequence, copied to all of its tokens"
-    violates = "no two log-probs of a response are equal"
-    confirm = "print one sequence of the {column} column before anything is averaged"
-    fix = "write the log-prob of each sampled token: no masked mean, no cumulative_logprob / length"
-    apart = {"sentinel": "A sentinel is the same in all responses."}
-    blanks = {"column": "rollout or train"}
-
-    def look(self, rows: Rows) -> Found | None:
-        for name, x, other in (("rollout", rows.q, rows.p), ("train", rows.p, rows.q)):
-            spread, varies = (
-                np.maximum.reduceat(one, rows.starts[:-1]) - np.minimum.reduceat(one, rows.starts[:-1])
-                for one in (x, other)
-            )
-            varied = (varies > 1e-3) & (rows.lengths >= 4)
-            if varied.sum() >= 8 and (spread[varied] == 0).mean() > 0.95:
-                evidence = (
-                    f"all tokens of {(spread == 0).sum():,} sequences hold one value in the {name} column"
-                )
-                every = np.ones(rows.tokens, bool)
-                return self.of_tokens(evidence, rows, every, words={"column": name}, exact=True)
-        return None
-
-    def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
-        return replace(rows, q=rows.mean(rows.q)[rows.owner])
 
 
 def constant(x: Floats, other: Floats) -> float | None:
@@ -212,6 +129,97 @@ def _chosen(x: Floats, value: float) -> bool:
     return round_ or value in (x[x < NEARLY].min(), x[x < NEARLY].max())
 
 
+class WrongMask(Cause):
+    """The response mask counts tokens that were not sampled.
+
+    Runs of tokens, after a turn or at the end of rows, where the engine has 0.0 or nothing and the trainer is
+    far below. Rows with tools carry the mismatch, rows without agree.
+    """
+
+    id = "wrong_mask"
+    sentence = "the response mask includes tokens that were not sampled: tool output or padding"
+    violates = "a token that the engine did not sample has no rollout log-prob"
+    confirm = "print response_mask beside the text of the sequences named here"
+    fix = "set response_mask to 0 on tool output, observations and padding"
+    after = "with these tokens masked"
+    ruled_out = "unsampled tokens inside the mask"
+    apart = {"sentinel": "A lost log-prob is the same constant, at single tokens."}
+
+    def look(self, rows: Rows) -> Found | None:
+        """Find sequences of one length that end in runs of one constant in both columns.
+
+        A policy that repeats itself until the longest length becomes certain by degrees.
+        """
+        last, full = rows.starts[1:] - 1, rows.lengths == rows.lengths.max()
+        pairs, many = np.unique(np.stack((rows.q, rows.p), 1)[last], axis=0, return_counts=True)
+        q, p = pairs[many.argmax()]
+        same = (rows.q == q) & (rows.p == p)
+        run = rows.lengths - 1 - np.maximum.reduceat(np.where(same, -1, rows.index), rows.starts[:-1])
+        ends = full & (run > 0) & (run < rows.lengths)
+        if full.mean() < 0.9 or ends.mean() < PADDED or run[ends].mean() < RUN:
+            return None
+        if np.mean(rows.q[last[ends] - run[ends]] < -1e-4) < ORDINARY:
+            return None
+        tokens = same & (rows.from_end < run[rows.owner]) & ends[rows.owner]
+        evidence = f"{tokens.sum():,} tokens at the end of {ends.sum():,} sequences hold exactly {q:.7g} in "
+        evidence += f"the rollout column and {p:.7g} in the train column"
+        return self.of_tokens(evidence, rows, tokens, exact=True)
+
+    def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
+        block = (rows.index // 8 % 3 == 1) & (rng.random(rows.sequences) < 0.3)[rows.owner]
+        p = np.where(block, -rng.exponential(4.0, rows.tokens) - 0.1, rows.p)
+        return replace(rows, q=np.where(block, 0.0, rows.q), p=p)
+
+
+class CopiedMean(Cause):
+    """One number, a mean, stands at every token of a response.
+
+    A column is constant within each response, at its own mean; K3 is as large as the spread of the other
+    column.
+    """
+
+    id = "copied_mean"
+    sentence = "the {column} column holds one value for each sequence, copied to all of its tokens"
+    violates = "no two log-probs of a response are equal"
+    confirm = "print one sequence of the {column} column before anything is averaged"
+    fix = "write the log-prob of each sampled token: no masked mean, no cumulative_logprob / length"
+    apart = {"sentinel": "A sentinel is the same in all responses."}
+    blanks = {"column": "rollout or train"}
+
+    def look(self, rows: Rows) -> Found | None:
+        for name, *columns in rows.both:
+            spread, varies = (
+                np.maximum.reduceat(x, rows.starts[:-1]) - np.minimum.reduceat(x, rows.starts[:-1])
+                for x in columns
+            )
+            varied = (varies > OFF) & (rows.lengths >= 4)
+            if varied.sum() >= 8 and (spread[varied] == 0).mean() > 0.95:
+                many = int((spread == 0).sum())
+                evidence = f"all tokens of {many:,} sequences hold one value in the {name} column"
+                every = np.ones(rows.tokens, bool)
+                return self.of_tokens(evidence, rows, every, words={"column": name}, exact=True)
+        return None
+
+    def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
+        return replace(rows, q=rows.mean(rows.q)[rows.owner])
+
+
+def _decimals(many: int) -> Callable[[Floats], Flags]:
+    """Return what flags numbers of so many decimals."""
+    return lambda x: np.abs(x * 10.0**many - np.rint(x * 10.0**many)) < 0.01
+
+
+GRIDS: dict[str, Callable[[Floats], Flags]] = {
+    "bfloat16": lambda x: (x.astype(np.float32).view(np.uint32) & 0xFFFF) == 0,
+    "float16": lambda x: x.astype(np.float16) == x.astype(np.float32),
+    **{f"{many}-decimal": _decimals(many) for many in (1, 2, 3, 4)},
+}
+"""Number format → what flags its numbers."""
+ON_GRID, VALUES, DIFFERENT = 0.98, 50, 20
+"""Least share of values on a grid (by chance up to 2%; some are written by another path), fewest values, and
+fewest different ones."""
+
+
 class LowPrecision(Cause):
     """Log-probs were rounded before they were written.
 
@@ -228,31 +236,18 @@ class LowPrecision(Cause):
     apart = {"numerics": "Kernels leave noise at any value, not a grid."}
 
     def look(self, rows: Rows) -> Found | None:
-        for name, x in (("rollout", rows.q), ("train", rows.p)):
+        for name, x, _ in rows.both:
             some = x[(x < -1e-4) & (x > -60)]
             if len(some) < VALUES or len(np.unique(some)) < DIFFERENT:
                 continue
-            for grid in GRIDS:
-                share = float(np.mean(_on(grid, some)))
-                if share <= ON_GRID:
-                    continue
-                evidence = f"{percent(share)} of the {name} log-probs are {grid} numbers"
-                q, p = (np.where(y == 0, -1e-6, y) for y in (rows.q, rows.p))  # what was rounded to 0
-                words = {"column": name, "grid": grid}
-                return self.of_all(evidence, rows, exact=True, repaired=replace(rows, q=q, p=p), words=words)
+            for grid, on in GRIDS.items():
+                if (share := float(np.mean(on(some)))) > ON_GRID:
+                    evidence = f"{percent(share)} of the {name} log-probs are {grid} numbers"
+                    q, p = (np.where(y == 0, -1e-6, y) for y in (rows.q, rows.p))  # what was rounded to 0
+                    rest = {"repaired": replace(rows, q=q, p=p), "words": {"column": name, "grid": grid}}
+                    return self.of_all(evidence, rows, exact=True, **rest)
         return None
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         bits = rows.q.astype(np.float32).view(np.uint32) + np.uint32(0x8000)
         return replace(rows, q=(bits & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64))
-
-
-def _on(grid: str, x: Floats) -> Flags:
-    """Return which values are numbers of a grid."""
-    single = x.astype(np.float32)
-    if grid == "bfloat16":
-        return np.asarray((single.view(np.uint32) & 0xFFFF) == 0)
-    if grid == "float16":
-        return np.asarray(single.astype(np.float16) == single)
-    scaled = x * 10.0 ** GRIDS[grid]
-    return np.asarray(np.abs(scaled - np.rint(scaled)) < 0.01)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
-from offpol_diag.diagnosis.rows import MACHINES, Flags, Rows, alike, jittered, partitions
+from offpol_diag.diagnosis.rows import MACHINES, Rows, alike, jittered, partitions
 
 ERRORS, TIMES, PLAIN_TIMES = 5.5, 2.5, 5.0
 """Standard errors and factor of mean |Δ| from which a group stands out; and the factor of a group that is not
 one of machines: prompts of another kind may be harder to agree on, machines all do the same work."""
 FEWEST, MOST = 6, 0.6
 """Fewest sequences inside and outside a group, and most of all sequences that it may have."""
-HELD, MOSTLY, CHANCE = 0.95, 0.6, 9.0
-"""Share of the sequences with a fault that are in a place; share of a value's sequences that make it a part
-of the place; and −log of the chance that all of these are in it."""
 
 
 class GroupFault(Cause):
@@ -64,16 +60,3 @@ class GroupFault(Cause):
         host = np.arange(rows.sequences) % 4
         p = jittered(rows, np.where(host == 2, 0.4, 0.0)[rows.owner], rng)
         return replace(rows, p=p, scalars={**rows.scalars, "host": [f"h{one}" for one in host]})
-
-
-def places(rows: Rows, sequences: Flags) -> Iterator[str]:
-    """Yield the groups of nearly all flagged sequences, [S], that are not so by chance: `host = b`."""
-    total = int(sequences.sum())
-    for name, parts in partitions(rows) if sequences.mean() < HELD else ():
-        most = max(parts, key=lambda value: int(sequences[parts[value]].sum()))
-        inside = [value for value, at in parts.items() if sequences[at].mean() > MOSTLY] or [most]
-        whole = np.logical_or.reduce([parts[value] for value in inside])
-        chance = -total * np.log(whole.mean()) - np.log(len(parts))
-        if sequences[whole].sum() > HELD * total and whole.mean() < HELD and chance > CHANCE:
-            more = f" and {len(inside) - 4} more" if len(inside) > 4 else ""
-            yield f"{name} = {', '.join(map(str, inside[:4]))}{more}"

@@ -103,7 +103,10 @@ class SpecialToken(Cause):
         off = np.bincount(which, rows.size > 0.5 * mean[which]) / many
         least = LEAST_OFF if set(rows.column("policy_lag")) == {0} else LEAST_APART
         worst = np.flatnonzero((many >= FEWEST) & (mean >= least) & (off > OFTEN))
-        others = _before(rows, np.isin(which, worst))
+        flagged = np.isin(which, worst)
+        seen = np.cumsum(flagged)  # a token whose embedding is another one disturbs all that follow it, too
+        clean = seen == (seen - flagged)[rows.starts[:-1]][rows.owner]
+        others = clean if clean.sum() >= 100 else ~flagged
         beyond = TIMES * float(rows.size[others].mean()) if others.any() else np.inf
         worst = worst[mean[worst] > beyond]
         tokens = np.isin(which, worst)
@@ -117,10 +120,8 @@ class SpecialToken(Cause):
         if rows.size[tokens].mean() < USUAL * usual or rows.scaled[tokens].mean() < UNSURE * level:
             return None  # other tokens that begin responses, or are uncertain, are off as well
         names = ", ".join(str(values[at]) for at in worst)
-        evidence = (
-            f"{tokens.sum():,} tokens with id {names} differ by {rows.size[tokens].mean():.2g} nats on "
-            f"average, all others by {rows.size[~tokens].mean():.2g}"
-        )
+        evidence = f"{tokens.sum():,} tokens with id {names} differ by {rows.size[tokens].mean():.2g} nats "
+        evidence += f"on average, all others by {rows.size[~tokens].mean():.2g}"
         return self.of_tokens(evidence, rows, tokens, words={"ids": names})
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows | None:
@@ -130,13 +131,3 @@ class SpecialToken(Cause):
         ids, many = np.unique(rows.ids, return_counts=True)
         one = ids[np.argmin(np.abs(many / rows.tokens - 0.02))]
         return replace(rows, p=rows.p - 1.5 * (rows.ids == one))
-
-
-def _before(rows: Rows, at: Flags) -> Flags:
-    """Flag tokens with no flagged one before them in their sequence; all that are not, if there are few.
-
-    A token whose embedding is another one on one side disturbs all that follow it, too.
-    """
-    seen = np.cumsum(at)
-    clean: Flags = seen == (seen - at)[rows.starts[:-1]][rows.owner]
-    return clean if clean.sum() >= 100 else ~at

@@ -20,12 +20,6 @@ share of the rows that differ that have to fit elsewhere."""
 UNRELATED, CENTRED = 0.8, 0.15
 """`against_chance` from which columns belong to different responses; and most mean Δ of first tokens in their
 |Δ|: after another prompt, or in another model, a response is less probable under the trainer."""
-WINDOW, ANCHORS, OFFSETS = 8, 12, 8
-"""Tokens of the pieces that are searched for in the other column, their number in a row, and the most
-different offsets: a row is cut into a few parts of equal length, one or two for each rank."""
-NATS, ROWS, ALL, MOSTLY = 0.15, 4, 0.6, 0.75
-"""Distance up to which a piece agrees; fewest rows, and the share of their tokens that differ, and of the
-tokens of a piece, that has to agree elsewhere in the row."""
 
 
 def nearest(p: Floats, q: Floats, own: Ints) -> tuple[Ints, Floats]:
@@ -65,13 +59,17 @@ class RowPermutation(Cause):
     blanks = {"examples": "the answer names some"}
 
     def look(self, rows: Rows) -> Found | None:
-        inner = (rows.from_end > 0) & (rows.index > 0)  # a fault of the last token alone is none of this
+        """Match the first tokens of rows that differ; both ends are left out, whose faults are others."""
+        inner = (rows.from_end > 0) & (rows.index > 0)
         level = rows.sum(np.where(inner, rows.size, 0.0)) / np.maximum(rows.lengths - 2, 1)
         many = rows.mean(inner & (rows.size > BAD)) > MANY
         bad = np.flatnonzero((level > BAD) & many & (rows.lengths >= SHORTEST))
         if len(bad) < 2:
             return None
-        q, p = (_heads(rows, np.where(inner, x, np.nan)) for x in (rows.q, rows.p))
+        p, q = np.full((2, rows.sequences, HEAD), np.nan)
+        at = inner & (rows.index < HEAD)
+        for heads, column in ((p, rows.p), (q, rows.q)):
+            heads[rows.owner[at], rows.index[at]] = np.maximum(column[at], -20)
         own = np.nanmean(np.minimum(np.abs(p - q), CAP)[bad], axis=1)
         for some in (np.arange(0, len(bad), max(1, len(bad) // PROBED)), np.arange(len(bad))):
             mate, least = nearest(p[bad[some]], q, bad[some])
@@ -99,10 +97,8 @@ class RowPermutation(Cause):
         gap, size = abs(float(np.clip(head.delta, -CAP, CAP).mean())), float(head.size.mean())
         if gap > CENTRED * size:
             return None
-        evidence = (
-            f"in {sum(apart)} of {len(probed)} sequences that differ the columns are unrelated, of one mean "
-            f"to {gap:.2g} nats: other rows' values; their own are not in the sample"
-        )
+        evidence = f"in {sum(apart)} of {len(probed)} sequences that differ the columns are unrelated, of "
+        evidence += f"one mean to {gap:.2g} nats: other rows' values; their own are not in the sample"
         words = {"examples": "compare first tokens in a step", "after": "without these sequences"}
         rest = {"repaired": rows.only(~rows.of(bad)), "words": words, "approximate": True}
         return self.of_sequences(evidence, rows, rows.of(bad), **rest)
@@ -117,14 +113,6 @@ class RowPermutation(Cause):
         return replace(rows, p=p)
 
 
-def _heads(rows: Rows, x: Floats) -> Floats:
-    """Return the first `HEAD` values of each sequence, [S, HEAD]; NaN beyond its end."""
-    found = np.full((rows.sequences, HEAD), np.nan)
-    at = rows.index < HEAD
-    found[rows.owner[at], rows.index[at]] = np.maximum(x[at], -20)
-    return found
-
-
 def _matched(rows: Rows, who: Ints, mates: Ints, lost: Ints) -> Rows:
     """Give rows `who` the rollout log-probs of rows `mates` at common positions; drop the rows `lost`."""
     q, kept = rows.q.copy(), ~np.isin(rows.owner, lost)
@@ -137,6 +125,14 @@ def _matched(rows: Rows, who: Ints, mates: Ints, lost: Ints) -> Rows:
     found = rows.with_q(q).keep(kept)
     fits = found.level < 10 * np.median(found.level) + 0.05  # a row without a mate shows it
     return found.only(fits) if fits.any() else found
+
+
+WINDOW, ANCHORS, OFFSETS = 8, 12, 8
+"""Tokens of the pieces that are searched for in the other column, their number in a row, and the most
+different offsets: a row is cut into a few parts of equal length, one or two for each rank."""
+NATS, ROWS, ALL, MOSTLY = 0.15, 4, 0.6, 0.75
+"""Distance up to which a piece agrees; fewest rows, and the share of their tokens that differ, and of the
+tokens of a piece, that has to agree elsewhere in the row."""
 
 
 class SegmentOrder(Cause):
@@ -164,10 +160,10 @@ class SegmentOrder(Cause):
             both_ways = min(np.sum(offset > 0), np.sum(offset < 0)) >= WINDOW  # else it may be other text
             if both_ways and np.mean(offset[differs[at]] != 0) > ALL:
                 q[at], there[at] = moved, offset
-        hit = rows.sum(there != 0) > 0
+        tokens = there != 0
+        hit = rows.sum(tokens) > 0
         if hit.sum() < max(ROWS, SHARE * len(bad)):
             return None
-        tokens = there != 0
         evidence = (
             f"{tokens.sum():,} tokens of {hit.sum():,} sequences equal the other column elsewhere in the row "
             f"to {np.abs(rows.p - q)[tokens].mean():.2g} nats, in place to {rows.size[tokens].mean():.2g}"

@@ -6,7 +6,7 @@ training policy is, and the mean surprisal equals the mean entropy. K3 = k1 + E[
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +14,9 @@ import numpy as np
 from offpol_diag.diagnosis.cause import Cause, Found
 from offpol_diag.diagnosis.rows import CAP, Estimate, Floats, Rows, estimate, percent
 
-VISIBLE, TINY = 2e-3, 1e-5
-"""|E[r] − 1| that kernels stay below; and mean |Δ|, and −k1, that rounding explains, nats."""
+VISIBLE, TINY, CUT = 2e-3, 1e-5, 3.0
+"""|E[r] − 1| that kernels stay below; mean |Δ|, and −k1, that rounding explains, nats; and log of the largest
+ratio that counts in E[r], which the cut can only lower."""
 EXPLAINED, FITS = 0.58, 0.3
 """Smallest share of ΣΔ² that a temperature explains where it is the cause, of likely and of unlikely tokens
 (0.64 to 1), and where identities have shown one. Other mismatches grow with the surprisal too, but not as its
@@ -29,11 +30,12 @@ ONE_SIDED, TAIL = 0.2, 2.5
 """Least (1 − E[r]) / E|r − 1| where r lies below 1 nearly always; and how far below, nats."""
 FAR, FEW = 1.0, 1 / 30
 """|Δ| of tokens that may break the identities alone, nats, and most of these."""
+BLUNT = 0.005
+"""Least |surprisal − entropy|, nats, that says something."""
 
 
-@dataclass(frozen=True)
-class Identities:
-    """Estimates of k1 and E[r], with ratios cut at e^3, which can only lower E[r]; `tv` is E|r − 1|."""
+class Identities(NamedTuple):
+    """Estimates of k1 and E[r]; and E|r − 1|."""
 
     k1: Estimate
     ratio: Estimate
@@ -42,7 +44,7 @@ class Identities:
     @classmethod
     def of(cls, rows: Rows) -> Identities:
         """Estimate the identities."""
-        off = np.expm1(np.minimum(rows.delta, 3.0))
+        off = np.expm1(np.minimum(rows.delta, CUT))
         return cls(estimate(rows, -rows.delta), estimate(rows, 1 + off), float(np.mean(np.abs(off))))
 
     @property
@@ -54,6 +56,11 @@ class Identities:
     def above(self) -> bool:
         """Whether E[r] is above 1 by more than rounding."""
         return self.ratio.off(1) > 0 and self.ratio.value > 1 + VISIBLE
+
+    @property
+    def text(self) -> str:
+        """Both with their intervals in words."""
+        return f"k1 = {self.k1.text} nats, E[r] = {self.ratio.text}"
 
 
 class Fitted(NamedTuple):
@@ -131,17 +138,15 @@ class TruncatedSampling(Cause):
     apart = {"rollout_raw_logprobs": "There K1 is negative or E[r] above 1."}
 
     def look(self, rows: Rows) -> Found | None:
+        ratio = estimate(rows, np.exp(np.minimum(rows.delta, CUT)), by_group=False)
         seen = rows.once(Identities.of)
-        ratio = estimate(rows, np.exp(np.minimum(rows.delta, 3.0)), by_group=False)
         if seen.tv < TINY or (1 - ratio.value) / seen.tv < ONE_SIDED or ratio.off(1) >= 0:
             return None
         highest, lowest = (float(np.quantile(rows.delta, part)) for part in (0.995, 0.002))
-        if highest > 0.5 * -lowest or lowest < -TAIL or other_base(rows) is not None:
+        if highest > 0.5 * -lowest or lowest < -TAIL:
             return None
-        evidence = (
-            f"E[r] = {ratio.value:.5g} [{ratio.low:.5g}, {ratio.high:.5g}], and r lies below 1 nearly "
-            f"always: 99.5% of Δ are below {highest:.2g} and 99.8% above {lowest:.2g} nats"
-        )
+        evidence = f"E[r] = {ratio.value:.5g} [{ratio.low:.5g}, {ratio.high:.5g}], and r lies below 1 nearly "
+        evidence += f"always: 99.5% of Δ are below {highest:.2g} and 99.8% above {lowest:.2g} nats"
         mended = rows.with_q(rows.q + np.minimum(rows.delta, 0))
         return self.of_all(evidence, rows, repaired=mended, approximate=True)
 
@@ -167,46 +172,43 @@ class RawLogProbs(Cause):
     fix = "log processed log-probs (vLLM: logprobs_mode; SGLang: --enable-return-processed-logprobs)"
     ruled_out = "tokens sampled from another distribution than the logged one"
     apart = {"trainer_temperature": "There E[r] is 1 and K1 positive."}
-    blanks = {"temperature": ""}
 
     def look(self, rows: Rows) -> Found | None:
+        """Find a temperature with k1 below 0; else an identity that is violated, or a surprisal apart."""
         seen, fitted = rows.once(Identities.of), rows.once(fit_temperature)
-        if other_base(rows) is not None:
-            return None
         if seen.k1.value < 0 and fitted.explained > (FITS if seen.negative else EXPLAINED):
             found = _tempered(self, rows, fitted, temperature=f" (T ≈ {1 / fitted.power:.2g})")
             if found.helps:
                 return found
         if fitted.clear:
             return None
-        if not seen.negative and not seen.above:
-            return self._by_entropy(rows)
-        far = np.abs(rows.delta) > FAR
-        if 0 < far.mean() < FEW:
-            others = Identities.of(rows.keep(~far))
-            if not others.negative and not others.above:
-                return None  # a few tokens that are logged far off are no temperature
-        evidence = f"k1 = {seen.k1.text} nats, E[r] = {seen.ratio.text}"
-        return self.of_all(evidence, rows, alone=True)
-
-    def _by_entropy(self, rows: Rows) -> Found | None:
-        """Find surprisal apart from the logged entropy: tokens were not sampled as logged.
-
-        The entropy is that of π_train, as trainers log it, or of π_rollout. The mean of −log π_rollout is the
-        entropy of π_rollout, and the mean of −r log π_train that of π_train: for sampled tokens one fits.
-        """
-        if rows.entropy is None or not np.isfinite(rows.entropy).all() or not (rows.entropy > 0).any():
-            return None
-        surprisal = (-rows.q, -rows.p * np.exp(np.minimum(rows.delta, 3.0)))
-        gap, other = (estimate(rows, x - rows.entropy) for x in surprisal)
-        # an entropy of a third policy, before or after an update, is off by about |Δ|
-        least = max(0.005, 2 * float(np.mean(rows.size)))
-        if gap.off(0) == 0 or gap.off(0) != other.off(0) or abs(gap.value) < least:
-            return None
-        return self.of_all(f"surprisal − entropy = {gap.text} nats: 0 for tokens sampled as logged", rows)
+        unknown = {"temperature": ""}
+        if seen.negative or seen.above:
+            far = np.abs(rows.delta) > FAR  # a few tokens that are logged far off are no temperature
+            others = Identities.of(rows.keep(~far)) if 0 < far.mean() < FEW else seen
+            violated = others.negative or others.above
+            return self.of_all(seen.text, rows, alone=True, words=unknown) if violated else None
+        gap = _from_entropy(rows)
+        evidence = f"surprisal − entropy = {gap.text} nats: 0 for tokens sampled as logged" if gap else ""
+        return self.of_all(evidence, rows, words=unknown) if gap else None
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         return replace(rows, q=_colder(rows, rows.q), entropy=None)
+
+
+def _from_entropy(rows: Rows) -> Estimate | None:
+    """Estimate how far the surprisal is from the logged entropy; None where they may be equal.
+
+    The entropy is that of π_train, as trainers log it, or of π_rollout. The mean of −log π_rollout is the
+    entropy of π_rollout, and the mean of −r log π_train that of π_train: for sampled tokens one fits. That of
+    a third policy, before or after an update, is off by about |Δ|.
+    """
+    if rows.entropy is None or not np.isfinite(rows.entropy).all() or not (rows.entropy > 0).any():
+        return None
+    surprisal = (-rows.q, -rows.p * np.exp(np.minimum(rows.delta, CUT)))
+    gap, other = (estimate(rows, x - rows.entropy) for x in surprisal)
+    apart = gap.off(0) != 0 and gap.off(0) == other.off(0)
+    return gap if apart and abs(gap.value) >= max(BLUNT, 2 * float(np.mean(rows.size))) else None
 
 
 class TrainerTemperature(Cause):
@@ -228,7 +230,7 @@ class TrainerTemperature(Cause):
 
     def look(self, rows: Rows) -> Found | None:
         fitted = rows.once(fit_temperature)
-        if not fitted.clear or rows.once(Identities.of).k1.value < 0 or other_base(rows) is not None:
+        if not fitted.clear or rows.once(Identities.of).k1.value < 0:
             return None
         return _tempered(self, rows, fitted, times=f"{1 / fitted.power:.2g}")
 
@@ -236,18 +238,15 @@ class TrainerTemperature(Cause):
         return replace(rows, p=_colder(rows, rows.p), entropy=None)
 
 
+def _tempered(cause: Cause, rows: Rows, fitted: Fitted, **words: str) -> Found:
+    """Return a temperature that was fitted; the repair has the rollout's log-probs at that temperature."""
+    evidence = f"{rows.once(Identities.of).text}; log π_train follows {fitted.power:.2f} × log π_rollout "
+    evidence += f"(renormalised), which explains {percent(fitted.explained)} of the mean square of Δ"
+    mended = rows.with_q(tempered(rows.q, fitted.power, fitted.rest))
+    return cause.of_all(evidence, rows, repaired=mended, approximate=True, words=words)
+
+
 def _colder(rows: Rows, x: Floats) -> Floats:
     """Return log-probs at 0.6 of their logits, with as many other tokens as make them a distribution."""
     every = (tempered(x, 0.6, rest) for rest in np.geomspace(1, 64, 49))
     return min(every, key=lambda one: abs(float(np.mean(np.exp(one - rows.q))) - 1))
-
-
-def _tempered(cause: Cause, rows: Rows, fitted: Fitted, **words: str) -> Found:
-    """Return a temperature that was fitted; the repair has the rollout's log-probs at that temperature."""
-    seen = rows.once(Identities.of)
-    evidence = (
-        f"k1 = {seen.k1.text} nats, E[r] = {seen.ratio.text}; log π_train follows {fitted.power:.2f} × "
-        f"log π_rollout (renormalised), which explains {percent(fitted.explained)} of the mean square of Δ"
-    )
-    mended = rows.with_q(tempered(rows.q, fitted.power, fitted.rest))
-    return cause.of_all(evidence, rows, repaired=mended, approximate=True, words=words)

@@ -51,8 +51,8 @@ class OffByOne(Cause):
         best, least = at.argmin(axis=0), at.min(axis=0)
         moved = (least < GAIN * among.level) & ((among.level - least) * among.lengths > NATS)
         votes = np.bincount(best[moved], minlength=len(LAGS))
-        which, k = int(votes.argmax()), abs(LAGS[int(votes.argmax())])
-        lag, long = LAGS[which], runs.lengths - k >= OVERLAP
+        which = int(votes.argmax())
+        lag, k, long = LAGS[which], abs(LAGS[which]), runs.lengths - abs(LAGS[which]) >= OVERLAP
         moved &= best == which
         few = moved.sum() < max(2, SHARE * long.sum(), votes.sum() / 2)
         if few or not _from_start(among.only(moved), lag):
@@ -62,7 +62,7 @@ class OffByOne(Cause):
         hit = runs.of(np.flatnonzero(bad)[moved])
         hit[:] |= hit.mean() > NEARLY_ALL
         tokens, there = hit[runs.owner], runs.only(hit)
-        apart = correlation(*_pairs(there, lag)[:2]), correlation(there.p, there.q)
+        apart = correlation(*pairs(there, lag)[:2]), correlation(there.p, there.q)
         if not apart[0] > apart[1]:
             return None  # also where a column is constant, and correlates with nothing
         q, takes = rows.q.copy(), tokens & ((last if lag > 0 else edges) >= k)
@@ -77,7 +77,6 @@ class OffByOne(Cause):
         )
         old, rollout = (f":-{k}", f"{k}:") if lag > 0 else (f"{k}:", f":-{k}")
         words = {
-            "lag": str(k),
             "tokens": "one token" if k == 1 else f"{k} tokens",
             "slice": f"old_log_probs[:, {old}] belongs to rollout_log_probs[:, {rollout}]",
         }
@@ -87,7 +86,7 @@ class OffByOne(Cause):
         return replace(rows, q=np.roll(rows.q, rng.choice([1, -1, 2])))
 
 
-def _pairs(rows: Rows, lag: int) -> tuple[Floats, Floats, Ints]:
+def pairs(rows: Rows, lag: int) -> tuple[Floats, Floats, Ints]:
     """Return p_t, q_{t+lag} and the index of the sequence of all pairs of tokens of one sequence."""
     k = abs(lag)
     p, q = (rows.p[:-k], rows.q[k:]) if lag > 0 else (rows.p[k:], rows.q[:-k])
@@ -97,7 +96,7 @@ def _pairs(rows: Rows, lag: int) -> tuple[Floats, Floats, Ints]:
 
 def at_lag(rows: Rows, lag: int) -> Floats:
     """Return the mean of min(|p_t − q_{t+lag}|, CAP) of each sequence, [S]; infinite without a pair."""
-    p, q, owner = _pairs(rows, lag)
+    p, q, owner = pairs(rows, lag)
     many = np.bincount(owner, minlength=rows.sequences)
     total = np.bincount(owner, np.minimum(np.abs(p - q), CAP), minlength=rows.sequences)
     return np.where(many > 0, total / np.maximum(many, 1), np.inf)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
-from offpol_diag.diagnosis.causes.sampling import other_base
 from offpol_diag.diagnosis.rows import Rows, percent
 
 FAR, NEAR, BELOW, SELDOM = 0.7, 0.1, 0.3, 0.01
@@ -38,11 +37,11 @@ class Top1Logged(Cause):
     apart = {"rollout_raw_logprobs": "There most tokens are off a little."}
 
     def look(self, rows: Rows) -> Found | None:
-        for name, x, other in (("rollout", rows.q, rows.p), ("train", rows.p, rows.q)):
+        for name, x, other in rows.both:
             above = x - other
             far, below = above > FAR, float(np.mean(above < -BELOW))
             many = far.sum() >= max(FEWEST, SOME * len(far)) and np.mean(np.abs(above) < NEAR) >= SOME
-            if not many or below > SELDOM or other_base(rows) is not None:
+            if not many or below > SELDOM:
                 continue
             sums = np.mean(np.exp(np.minimum(x[far], 0)) + np.exp(np.minimum(other[far], 0)) <= MASS)
             if sums < SUMS or len(np.unique(x[far])) < SPREAD * far.sum():

@@ -8,11 +8,10 @@ import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
-from offpol_diag.diagnosis.rows import Rows, jittered, numbers, percent
+from offpol_diag.diagnosis.rows import Rows, jittered, percent
 from offpol_diag.diagnosis.seen import ROUNDED, SYNCED, Course, Seen
+from offpol_diag.dump.schema import DIGESTS
 
-DIGESTS = ("weight_digest_rollout", "weight_digest_train")
-"""Columns with a digest of the weights that sampled a row, and of those that scored it."""
 FEWEST_STEPS, FEWEST_ROWS, ODD = 4, 16, 3
 """Fewest steps by which digests that stay are told from a constant lag that is not written down; fewest
 sequences at lag 0; and fewest steps that are off where later ones are in sync again: one may be odd."""
@@ -54,9 +53,9 @@ class WeightsNotSynced(Cause):
         lag that is not written down.
         """
         pairs = list(zip(*(rows.column(name) for name in DIGESTS), strict=True))
-        step, synced = numbers(rows.column("step")), numbers(rows.column("policy_lag")) == 0
-        known = synced & np.array([None not in two for two in pairs], np.bool_)
-        differ = known & np.array([own != theirs for own, theirs in pairs], np.bool_)
+        step, synced = rows.numbers("step"), rows.numbers("policy_lag") == 0
+        known = synced & np.array([None not in pair for pair in pairs])
+        differ = known & np.array([own != theirs for own, theirs in pairs])
         equal = known & ~differ
         if not differ.any() or not equal.any():
             return None
@@ -64,16 +63,14 @@ class WeightsNotSynced(Cause):
         between = (step >= step[equal].min()) & (step <= step[equal].max())
         if not (differ & between).any() and (held > 1 or wanted < FEWEST_STEPS):
             return None
-        evidence = (
-            f"engine and trainer have other digests in {differ.sum():,} of {known.sum():,} rows of policy "
-            f"lag 0: {held:,} of the engine, {wanted:,} of the trainer"
-        )
+        evidence = f"engine and trainer have other digests in {differ.sum():,} of {known.sum():,} rows of "
+        evidence += f"policy lag 0: {held:,} of the engine, {wanted:,} of the trainer"
         words = {"since": f"in {percent(float(differ.mean()))} of the responses"}
         return self.of_sequences(evidence, rows, differ, repaired=rows.only(~differ), exact=True, words=words)
 
     def look_alone(self, rows: Rows) -> Found | None:
         """Find steps at a recorded lag of 0 whose level is far beyond that of others, which is rounding."""
-        synced = numbers(rows.column("policy_lag")) == 0
+        synced = rows.numbers("policy_lag") == 0
         if synced.sum() < FEWEST_ROWS:
             return None
         seen = Course(rows.only(synced))
@@ -86,7 +83,7 @@ class WeightsNotSynced(Cause):
                 return None
             back = seen.steps[first + int(np.argmin(high[first:]))]
             since = f"at {int(high.sum())} of {len(high)} steps (in sync again at step {back:g})"
-        off = synced & np.isin(numbers(rows.column("step")), seen.steps[high])
+        off = synced & np.isin(rows.numbers("step"), seen.steps[high])
         evidence = f"|Δ|/(1 − q) by step at lag 0: {seen.text}; the same weights leave up to {SYNCED:g}"
         return self.of_sequences(evidence, rows, off, repaired=rows.only(~off), words={"since": since})
 
@@ -121,12 +118,15 @@ class ModelDiffers(Cause):
         return not seen.course.back and seen.lags.get(0, 1.0) > HEALTHY_K3
 
     def look_alone(self, rows: Rows) -> Found | None:
+        """Find a level that no unquantised engine reaches, at a recorded lag of 0, at step 0 as at any other.
+
+        An adapter that is missing, and weights that do not arrive, are the trainer's own at step 0.
+        """
         seen = rows.once(Seen)
         single = seen.unsystematic if seen.share is not None else bool(seen.recorded.experts)
-        if not seen.recorded.plain or seen.scale < DIFFERENT or single or not seen.from_start:
+        from_start = seen.in_sync and seen.course.at_first
+        if not seen.recorded.plain or seen.scale < DIFFERENT or single or not from_start:
             return None
-        evidence = (
-            f"{seen.evidence}; by step {seen.course.text}, at a recorded lag of 0; the dump says "
-            f"{seen.recorded.plain}, with which two engines differ by 0.04"
-        )
+        evidence = f"{seen.evidence}; by step {seen.course.text}, at a recorded lag of 0; the dump says "
+        evidence += f"{seen.recorded.plain}, with which two engines differ by 0.04"
         return self.of_all(evidence, rows)
