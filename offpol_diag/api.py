@@ -270,6 +270,7 @@ def check(
     """
     from offpol_diag.check import checked as compared
     from offpol_diag.check import curves, numbers, who_logs
+    from offpol_diag.presets.catalogue import FAMILIES
     from offpol_diag.trainers import defaults
 
     logged = [logged] if isinstance(logged, str | Path) else logged
@@ -277,11 +278,8 @@ def check(
     with _opened(what, how) as dump:
         who, generation = who_logs(trainer, dump.info.provenance)
         if not asked:
-            usual = _usual(dump, known, who)
-            with _opened(what, how) as same:
-                advice = _judged("check", _examined(same, how, usual)).recommendation
-            best = advice.method if advice else None
-            asked = tuple(known[name] for name in dict.fromkeys((best or usual[0].name, *defaults(who)[:1])))
+            usual = FAMILIES["old" if "old_log_probs" in dump.info.columns else "current"][0]
+            asked = tuple(known[name] for name in dict.fromkeys((usual, *defaults(who)[:1])))
         found = numbers(dump, asked, who, generation)
     if not found:
         lacks = dict.fromkeys(column for preset in asked for column in preset.lacking(dump.info.columns))
@@ -370,8 +368,7 @@ def _opened(what: What, how: Mapping[str, Any]) -> Iterator[Dump]:
 
 def _reading(how: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments on reading a dump."""
-    given = {"on_bad_row": how["on_bad_row"]} if "on_bad_row" in how else {}
-    return given | {"columns": pairs(how.get("columns")) or None}
+    return {"columns": pairs(how.get("columns")) or None, "on_bad_row": how.get("on_bad_row", "error")}
 
 
 def _computing(how: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,6 @@ OPTIONS: Mapping[str, tuple[Any, Any]] = {
     "no_html": (bool, typer.Option("--no-html", help="Write no page.")),
     "tokenizer": (Path, typer.Option(metavar="FILE", help="Show tokens as text: a tokenizer.json.")),
     "explain": (str, typer.Option(metavar="CAUSE|list", help="What is known of a cause; reads no dump.")),
-    "as_one": (bool, typer.Option("--as-one", help="Read several DUMPs as the parts of one dump.")),
     "strict": (bool, typer.Option("--strict", help="Exit with 1 where a bug or a difference is found.")),
     "quiet": (bool, typer.Option("--quiet", "-q", help="One line; no progress and no remarks.")),
     "verbose": (bool, typer.Option("--verbose", "-v", help="Every table, not the short answer.")),
@@ -206,22 +205,13 @@ def _as_option(name: str, value: Any) -> Any:
 
 
 def dumps(asked: dict[str, Any], own: Any) -> list[str]:
-    """Take the dumps to read out of what is asked: those given, else the sample; remarked on."""
+    """Take the dumps to read out of what is asked, else the sample; say what is read."""
     given: list[str] = asked.pop("what", [])
     if not given:
         note("no DUMP given: reading the sample dump that ships with offpol-diag", own.quiet)
-    elif from_settings(own):
-        note(
-            f"no DUMP given: reading {line(', '.join(map(clean, given)))}, which the settings name", own.quiet
-        )
     elif len(given) > 1:
         note(f"{len(given)} DUMPs given: they are read as one dump", own.quiet)
     return given or [str(SAMPLE)]
-
-
-def from_settings(own: Any) -> bool:
-    """Return whether the settings file names the dumps."""
-    return getattr(own.context.get_parameter_source("what"), "name", "") == "DEFAULT_MAP"
 
 
 def default_html(sources: Sequence[str]) -> Path:
@@ -282,24 +272,22 @@ def analyze(asked: dict[str, Any], own: Any) -> bool:
     read = dumps(asked, own)
     own.html = None if own.no_html else own.html or default_html(read)
     rows = {"sequences": asked["sequences"]} if "sequences" in asked else {}
-    found = ran(api.analyze, asked, own, read, **rows)
-    return bool(own.strict and found.is_bug)
+    return bool(ran(api.analyze, asked, own, read, **rows).is_bug and own.strict)
 
 
 @command(api.check, *DRAWN, "json", "strict")
 def check(asked: dict[str, Any], own: Any) -> bool:
-    found = ran(api.check, asked, own, dumps(asked, own))
-    return bool(own.strict and found.different)
+    return bool(ran(api.check, asked, own, dumps(asked, own)).different and own.strict)
 
 
-@command(api.compare, "as_one", *DRAWN, "json")
+@command(api.compare, *DRAWN, "json")
 def compare(asked: dict[str, Any], own: Any) -> None:
     runs = asked.get("what", [])
-    if own.as_one or len(runs) < 2 or from_settings(own):
+    if len(runs) < 2:
         ran(api.compare, asked, own, dumps(asked, own))
         return
     letters = (f"{clean(one)} is run {letter}" for one, letter in zip(runs, ascii_uppercase, strict=False))
-    note(f"{len(runs)} DUMPs given: {line(', '.join(letters))} (--as-one reads them as one)", own.quiet)
+    note(f"{len(runs)} DUMPs given: {line(', '.join(letters))}", own.quiet)
     ran(api.compare, asked, own, *asked.pop("what"))
 
 
@@ -316,8 +304,7 @@ def convert(asked: dict[str, Any], own: Any) -> None:
 @command(api.doctor, *DRAWN, "json", "strict", "explain")
 def doctor(asked: dict[str, Any], own: Any) -> bool:
     if own.explain is None:
-        found = ran(api.doctor, asked, own, dumps(asked, own))
-        return bool(own.strict and found.is_bug)
+        return bool(ran(api.doctor, asked, own, dumps(asked, own)).is_bug and own.strict)
     from offpol_diag.diagnosis import registry
     from offpol_diag.report import markdown
     from offpol_diag.report.terminal import terminal

@@ -146,7 +146,7 @@ def of_runs(runs: Sequence[Examined], results: Sequence[Result]) -> list[Against
         UsageError: a dump has no pair of policies in common with the first, or there are too many runs.
     """
     if len(runs) > len(ascii_uppercase):
-        hint = "--as-one reads them as the parts of one dump; a folder or a quoted glob is one run"
+        hint = "a folder or a quoted glob is one run"
         raise UsageError(f"{len(runs)} runs: at most {len(ascii_uppercase)} are compared", hint)
     a, mine, found, main = runs[0], of_run(runs[0], results[0]), list[Against](), list[str]()
     for letter, run, result in zip(ascii_uppercase[1:], runs[1:], results[1:], strict=False):

@@ -329,7 +329,7 @@ def test_the_curves_of_all_runs_by_step_are_one_chart():
 @pytest.mark.parametrize(
     ("names", "options", "words"),
     [
-        (("a",) * 27, (), ("27 runs: at most 26 are compared", "--as-one")),
+        (("a",) * 27, (), ("27 runs: at most 26 are compared", "quoted glob")),
         (("a", "nowhere"), (), ("nowhere.parquet: no such file",)),
         (("two",), ("--presets", "pure_is"), ("no current_log_probs",)),
         (("a", "empty"), (), ("empty.parquet",)),
@@ -340,13 +340,6 @@ def test_what_cannot_be_compared_is_refused(folder, names, options, words):
     refused = run(*(folder / f"{name}.parquet" for name in names), *options)
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert all(word in refused.stderr for word in (*words, "hint: ")), refused.stderr
-
-
-def test_two_dumps_may_be_read_as_one(folder):
-    two = (folder / "a.parquet", folder / "same.parquet")
-    done = run(*two, "--as-one", "--presets", "token_is,seq_mis", "-v")
-    assert (done.exit_code, "− token_is" in done.stdout) == (0, True)
-    assert "read as one dump" in done.stderr
 
 
 def test_the_page_shows_what_is_printed(monkeypatch):
