@@ -28,9 +28,9 @@ class Sampled(NamedTuple):
     def tokens(self) -> list[int]:
         return [*self.prompt.tolist(), *self.ids.tolist()]
 
-    def whole(self, response: Any, prompt: float = 0.0) -> list[Any]:
+    def whole(self, response: Any, prompt: float = 0) -> list[Any]:
         """Return a column over prompt and response."""
-        return [*np.full(len(self.prompt), prompt, response.dtype).tolist(), *response.tolist()]
+        return [prompt] * len(self.prompt) + response.tolist()
 
 
 def batch() -> list[Sampled]:
@@ -38,13 +38,13 @@ def batch() -> list[Sampled]:
     random, made = np.random.default_rng(3), []
     for i in range(8):
         prompt = made[-1].prompt if i % 2 else random.integers(0, 1000, random.integers(4, 9))
-        n = int(random.integers(16, 30))
-        rollout = -random.exponential(1, n).astype(np.float32)
+        ids = random.integers(0, 1000, int(random.integers(16, 30)))
+        rollout = -random.exponential(1, len(ids)).astype(np.float32)
         rollout[[4, 5]] = 0.0
-        old, mask = np.minimum(rollout + random.normal(0, 0.02, n), 0).astype(np.float32), np.ones(n, int)
+        old = np.minimum(rollout + random.normal(0, 0.02, len(ids)), 0).astype(np.float32)
+        mask = np.ones(len(ids), int)
         if i == 1:
             mask[7:12], rollout[7:12], old[7:12] = 0, 0.0, -3.0
-        ids = random.integers(0, 1000, n)
         made.append(Sampled(prompt, ids, rollout, old, mask, float(i % 3), i / 4 - 1))
     return made
 
@@ -54,15 +54,13 @@ WIDTH = -(-max(len(one.tokens) for one in MADE) // 8) * 8
 """Length of a padded row, a multiple of 8 as NeMo-RL makes it."""
 
 
-def lines(path: Path, records: list[Any]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
 def saved(path: Path, value: Any) -> Path:
+    """Write records as JSON lines, or an object of torch."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(value, path)
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(record) + "\n" for record in value))
+    else:
+        torch.save(value, path)
     return path
 
 
@@ -83,7 +81,7 @@ def nemo_rl(folder: Path) -> Path:
         record = {name: [x + [0] * (WIDTH - len(x))] for name, x in columns.items()}
         more = {"input_lengths": [len(one.tokens)], "sample_loss_mask": [float(i != 5)], "idx": i}
         records.append(record | more | {"content": [f"text {i}"], "rewards": [one.reward]})
-    return lines(folder / "train_data_step7.jsonl", records)
+    return saved(folder / "train_data_step7.jsonl", records)
 
 
 def prime_rl(folder: Path, step: int = 12, stable: bool = True) -> Path:
@@ -96,18 +94,13 @@ def prime_rl(folder: Path, step: int = 12, stable: bool = True) -> Path:
         records = []
         for index, (i, one) in enumerate([*enumerate(MADE)][rank::2]):
             n = len(one.tokens)
-            columns = {
-                "token_ids": one.tokens,
-                "loss_mask": [bool(x) for x in one.whole(one.mask)],
-                "advantages": [one.advantage or None] * n,
-                "rewards": [one.reward] * n,
-                "inference_logprobs": one.whole(one.rollout),
-                "trainer_logprobs": [float(np.log(1 / 151936)), *one.whole(one.old, -2.5)[1:]],
-                "entropy": [None, *[0.5] * (n - 1)],
-            }
-            where = {"step": step, "rank": rank, "run_id": None, "export_sequence_idx": index}
-            records.append(where | columns | {"env_name": "math" if i < 4 else "code"})
-        lines(place / f"rank_{rank}.jsonl", records)
+            record = {"step": step, "rank": rank, "run_id": None, "export_sequence_idx": index}
+            record |= {"token_ids": one.tokens, "loss_mask": [bool(x) for x in one.whole(one.mask)]}
+            record |= {"advantages": [one.advantage or None] * n, "rewards": [one.reward] * n}
+            record |= {"inference_logprobs": one.whole(one.rollout), "entropy": [None, *[0.5] * (n - 1)]}
+            record["trainer_logprobs"] = [float(np.log(1 / 151936)), *one.whole(one.old, -2.5)[1:]]
+            records.append(record | {"env_name": "math" if i < 4 else "code"})
+        saved(place / f"rank_{rank}.jsonl", records)
     if stable:
         (place / "STABLE").touch()
     return place
@@ -118,18 +111,11 @@ def prime_rl(folder: Path, step: int = 12, stable: bool = True) -> Path:
 
 def slime_rollout(folder: Path) -> Path:
     """THUDM/slime: observability/rollout_data_utils.py, utils/types.py; miles: ray/rollout/debug_data.py."""
-    samples = [
-        {
-            "group_index": i // 2,
-            "index": 40 + i,
-            "tokens": one.tokens,
-            "response_length": len(one.ids),
-            "reward": one.reward,
-            "weight_versions": ["11", "12"],
-            "status": "completed",
-        }
-        for i, one in enumerate(MADE)
-    ]
+    samples = []
+    for i, one in enumerate(MADE):
+        sample = {"group_index": i // 2, "index": 40 + i, "reward": one.reward, "status": "completed"}
+        sample |= {"tokens": one.tokens, "response_length": len(one.ids), "weight_versions": ["11", "12"]}
+        samples.append(sample)
     return saved(folder / "rollout_data" / "13.pt", {"rollout_id": 13, "samples": samples})
 
 
@@ -138,7 +124,6 @@ def columns(one: Sampled) -> dict[str, Any]:
     n = len(one.ids)
     return {
         "tokens": torch.tensor(one.tokens),
-        "total_lengths": len(one.tokens),
         "response_lengths": n,
         "loss_masks": torch.tensor(one.mask, dtype=torch.int),
         "rewards": one.advantage,
@@ -158,13 +143,10 @@ def slime(folder: Path) -> Path:
 
 def spans(total: int, response: int, rank: int, size: int, padded: int) -> list[tuple[int, int]]:
     """radixark/miles: cp_utils.py (get_logits_and_tokens_offset_with_cp, slice_log_prob_with_cp)."""
-    prompt = total - response
-    chunk = (padded + 2 * size - 1) // (2 * size)
-    chunk_0 = (rank * chunk, (rank + 1) * chunk)
-    chunk_1 = ((2 * size - rank - 1) * chunk, (2 * size - rank) * chunk)
-    logits_0 = (max(chunk_0[0], prompt - 1), min(chunk_0[1], total - 1))
-    logits_1 = (max(chunk_1[0], prompt - 1), min(chunk_1[1], total - 1))
-    return [(low - (prompt - 1), high - (prompt - 1)) for low, high in (logits_0, logits_1) if low < high]
+    begin, chunk = total - response - 1, (padded + 2 * size - 1) // (2 * size)
+    parts = [(at * chunk, (at + 1) * chunk) for at in (rank, 2 * size - rank - 1)]
+    logits = [(max(low, begin), min(high, total - 1)) for low, high in parts]
+    return [(low - begin, high - begin) for low, high in logits if low < high]
 
 
 def ranks(folder: Path, context: int = 1, miles: bool = True, padded: bool = False) -> Path:
@@ -172,20 +154,19 @@ def ranks(folder: Path, context: int = 1, miles: bool = True, padded: bool = Fal
 
     Two data-parallel groups of two pipeline stages, two tensor-parallel ranks and some of context.
     """
-    grid = itertools.product((0, 1), (0, 1), range(context), (0, 1))
-    for rank, (stage, group, part, _) in enumerate(grid):
-        made = [columns(one) for one in MADE[group::2]]
-        for one in made:
-            if stage == 0:
-                del one["log_probs"], one["advantages"], one["entropy"]
-            total = one["total_lengths"]
+    for rank, at in enumerate(itertools.product((0, 1), (0, 1), range(context), (0, 1))):
+        stage, group, part, _ = at
+        data: dict[str, Any] = {"sample_indices": [40 + i for i in range(group, 8, 2)]}
+        for one in map(columns, MADE[group::2]):
+            total = len(one["tokens"])
             here = spans(total, one["response_lengths"], part, context, WIDTH if padded else total)
-            for name in {"rollout_log_probs", "log_probs", "advantages", "entropy"} & one.keys():
-                if context > 1:
+            for name in ("rollout_log_probs", "log_probs", "advantages", "entropy"):
+                if stage == 0 and name != "rollout_log_probs":
+                    del one[name]
+                elif context > 1:
                     one[name] = torch.cat([one[name][:0], *(one[name][a:b] for a, b in here)])
-        data: dict[str, Any] = {name: [one[name] for one in made] for name in made[0]}
-        data |= {"sample_indices": [40 + i for i in range(group, 8, 2)]}
-        data |= {"max_seq_lens": [WIDTH] * 4} if padded else {}
+            for name, x in (one | {"max_seq_lens": WIDTH} if padded else one).items():
+                data.setdefault(name, []).append(x)
         value = {"rollout_id": 13, "rank": rank, "rollout_data": data}
         if miles:
             value |= {"cp_rank": part, "cp_size": context, "qkv_format": "bshd" if padded else "thd"}

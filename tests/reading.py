@@ -1,8 +1,6 @@
 """Dumps as an analysis opens and reads them."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,30 +13,19 @@ from offpol_diag.printable import clean
 from offpol_diag.result import Result
 from offpol_diag.run.threads import TOKENS
 
+OPENING = ("columns", "on_bad_row", "batch_tokens")
 
-def opened(
-    sources: str | Path | Sequence[str | Path],
-    columns: Mapping[str, str] | None = None,
-    group_by: Sequence[str] = (),
-    batch_tokens: int | None = None,
-    **how: Any,
-) -> Dump:
-    """Open files as one dump."""
+
+def opened(sources: str | Path | Sequence[str | Path], **how: Any) -> Dump:
+    """Open files as one dump; batches have as many tokens as an analysis gives them."""
     named = [str(one) for one in ([sources] if isinstance(sources, str | Path) else sources)]
-    dump = open_dump(named, columns=columns, group_by=group_by, batch_tokens=batch_tokens or TOKENS, **how)
+    how["batch_tokens"] = how.get("batch_tokens") or TOKENS
+    dump = open_dump(named, **how)
     dump.info = replace(dump.info, given=tuple(map(clean, named)))
     return dump
 
 
-def analyze(
-    sources: str | Path | Sequence[str | Path],
-    *,
-    columns: Mapping[str, str] | None = None,
-    group_by: Sequence[str] = (),
-    on_bad_row: str = "error",
-    batch_tokens: int | None = None,
-    **how: Any,
-) -> Result:
+def analyze(sources: Any, *, group_by: Sequence[str] = (), **how: Any) -> Result:
     """Return the numbers of a dump and the verdict; other arguments are those of `examine`."""
-    dump = opened(sources, columns, group_by, batch_tokens, on_bad_row=on_bad_row)
+    dump = opened(sources, group_by=group_by, **{name: how.pop(name) for name in OPENING if name in how})
     return diagnosed(examine(dump, group_by=group_by, **how))

@@ -70,8 +70,12 @@ def two(one, other):
     return lambda: [write("a.parquet", **one), write("b.parquet", **other)]
 
 
-def raw(data, name="a.parquet"):
-    return lambda: Path(name).write_bytes(data)
+def raw(data):
+    return lambda: Path("a.parquet").write_bytes(data)
+
+
+def jsonl():
+    return Path("b.jsonl").write_text('{"logprobs": [-1.0], "old_logprobs": [-1.0]}')
 
 
 def spoilt(change, **options):
@@ -133,6 +137,10 @@ DUMPS = [  # columns of a.parquet, or what writes files; what is read; what is s
     (spoilt(lambda data, at: data[:-200] + b"\xff" * 192 + data[-8:]), "", ": cannot be read as", ""),
     (spoilt(torn, compression="zstd"), "", BROKEN, "the file is damaged"),
     (spoilt(torn, compression="none", write_page_checksum=True), SKIP, BROKEN, "the file is damaged"),
+    # forms
+    (lambda: [write(), jsonl()], "*.*", "the files are of several forms: a.parquet is parquet;", "name"),
+    (jsonl, "b.jsonl --group-by no", "b.jsonl: --group-by: there is no column 'no'", "the columns are"),
+    (jsonl, "b.jsonl --columns old=no", "b.jsonl, line 1: --columns: there is no column 'no'", "the columns"),
     # columns
     ({ROLLOUT: None}, "", ": no column holds rollout_log_probs", "name it with --columns rollout=…;"),
     ({OLD: None}, "", ": no column holds old_log_probs or current_log_probs", "name it with --columns"),
@@ -180,9 +188,12 @@ def test_a_dump_that_cannot_be_read_is_refused(made, line, error, hint):
     check(f"doctor {line or 'a.parquet'} -q", "a.parquet" * (error[0] in " :,") + error, hint)
 
 
-def test_what_nobody_asked_for_may_be_anything():
+def test_of_a_folder_the_best_form_is_read_and_what_nobody_asked_for_may_be_anything():
     write(other=NOT_UTF8, x=[[1]] * 4)
     os.mkfifo("pipe.parquet")
+    jsonl()
+    for name in ("r.json", "empty.jsonl"):
+        Path(name).touch()
     assert factory.read(".").tokens == 6
 
 
@@ -201,6 +212,7 @@ def given():
     for name, words in texts.items():
         Path(name).write_text(words, encoding="utf-8")
     Path("bytes.json").write_bytes(b"\xff")
+    os.mkfifo("pipe")
 
 
 NEWER = "newer.json: result format 4, this version reads format 3"
@@ -234,6 +246,8 @@ COMMANDS = [
     ("analyze sampled.parquet --json --quiet", "--quiet stands where a file is to be named", "name a file,"),
     ("report r.json -o r.json", "r.json: is what is read", "write to another file"),
     ("convert sampled.parquet", "convert needs files and a target", "offpol-diag convert DUMP"),
+    ("convert sampled.parquet --to sampled.parquet", "sampled.parquet: is what is read", "write to another"),
+    ("convert sampled.parquet --to pipe", "pipe: a directory or a device", "name a file for the dump"),
     # values
     ("gate", "missing argument 'DUMP'", "see `offpol-diag gate --help`"),
     *((f"{ANALYZE}{option} x", f"invalid value for '{option}': ", "")
@@ -259,24 +273,6 @@ def test_a_command_that_cannot_be_meant_is_refused(given, line, error, hint):
     check(line, error, hint)
 
 
-SETTINGS = {
-    "presets = ['seq_miss']": 'unknown preset "seq_miss"',
-    "columns = 'rollout'": "columns: ",
-    "seed = 'x'": "invalid value for '--seed': ",
-    "for = 'verll'": "unknown trainer",
-    "presests = 'tis'": "{}: there is no setting 'presests'",
-    "presets = [": "{}: cannot be read as TOML",
-}
-
-
-@pytest.mark.parametrize("text", SETTINGS)
-def test_a_bad_value_in_a_file_is_refused(text, given):
-    for file in ("offpol-diag.toml", "pyproject.toml"):
-        Path(file).write_text("[tool.offpol-diag]\n" * (file == "pyproject.toml") + text)
-        check("analyze sampled.parquet", SETTINGS[text].format(file), "")
-        Path(file).unlink()
-
-
 def test_the_gate_takes_a_result_from_a_pipe_or_in_python_and_no_other_file(given):
     one_line = json.dumps(json.loads(Path("r.json").read_text()), separators=(",", ":")).encode()
     for text in (Path("r.json").read_bytes(), one_line):
@@ -287,12 +283,6 @@ def test_the_gate_takes_a_result_from_a_pipe_or_in_python_and_no_other_file(give
     for kind in (str, Path):
         assert offpol_diag.gate(kind("r.json"), max={"k3": 2 * k3}).passed
         assert not offpol_diag.gate(kind("r.json"), max={"k3": k3 / 2}).passed
-
-
-def test_a_directory_with_results_beside_its_dumps_is_read(given):
-    for name in ("bytes.json", "two.parquet"):
-        Path(name).unlink()
-    assert CliRunner().invoke(app, ["doctor", ".", "-q"]).exit_code == 0
 
 
 def test_rows_without_a_step_are_no_end_of_the_steps(given):
@@ -311,6 +301,15 @@ FILE, READ, TOML = "offpol-diag.toml", ("analyze", "-q", "--no-html"), ("presets
 GATES, IN_GATE = ("gate", "r.json", "--gates", "f.toml"), ("gate", "r.json")
 ARRAYS, TABLES = f"{'[' * 5000}{']' * 5000}", f"{'{a = ' * 2000}1{'}' * 2000}"
 KEY = json.dumps(EVIL.replace("\udcff", "").replace("\u202e", ""))[1:-1]
+SETTINGS = {
+    "presets = ['seq_miss']": 'unknown preset "seq_miss"',
+    "columns = 'rollout'": "columns: ",
+    "seed = 'x'": "invalid value for '--seed': ",
+    "for = 'verll'": "unknown trainer",
+    "presests = 'tis'": "{}: there is no setting 'presests'",
+    "presets = [": "{}: cannot be read as TOML",
+}
+PROJECT = "pyproject.toml"
 ODD = [  # file, its text, a command, and what its error holds
     # names of everything that a name may be
     *((FILE, "", [word.format(EVIL) for word in words], "") for words in (
@@ -324,6 +323,9 @@ ODD = [  # file, its text, a command, and what its error holds
     ("f.toml", f'[a]\n"{KEY}" = 1', TOML, ""),
     ("f.toml", f'["{KEY}"]\nx = 1', GATES, ""),
     ("f.json", f'{{"{KEY}": 1}}', ["report", "f.json"], ""),
+    # settings
+    *((FILE, text, READ, said.format(FILE)) for text, said in SETTINGS.items()),
+    *((PROJECT, f"[tool.offpol-diag]\n{text}", READ, x.format(PROJECT)) for text, x in SETTINGS.items()),
     # without bounds
     *((FILE, "", words, "") for words in (
         (*READ, "--seed", str(2**63)), (*READ, "--seed", DIGITS), (*READ, "--threads", DIGITS),
@@ -351,7 +353,6 @@ def test_what_is_odd_is_refused_in_words_that_are_harmless(file, text, words, sa
 )
 @pytest.mark.timeout(20)
 def test_devices_and_files_that_are_too_large_are_not_read(words, given, monkeypatch):
-    os.mkfifo("pipe")
     for place in ("/dev/zero", "pipe", "."):
         refused([*words, place])
     for most in ("presets.catalogue.MOST_TOML", "files.MOST_TOML", "result.MOST_RESULT"):
