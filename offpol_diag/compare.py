@@ -122,8 +122,8 @@ def of_run(found: Examined, summary: Result) -> Side:
     for prefix in there:
         rows: list[Formula] = [row for row in gap.ROWS if row is not gap.DIFFER]
         rows += [tails.ESS_TOKENS, tails.ESS_SEQUENCES]
-        rows += [gap.SURROGATE] if f"{prefix}ax" in out.reader.drawn else []
-        rows += [gap.CHI2_SEQUENCE] if out.state.ranges[f"{prefix}s"][1] <= LARGEST else []
+        rows += [gap.SURROGATE] if f"{prefix}advantage" in out.reader.drawn else []
+        rows += [gap.CHI2_SEQUENCE] if out.state.ranges[f"{prefix}sum_log_ratio"][1] <= LARGEST else []
         column = partial(out.reader.column, prefix=prefix)
         drawn |= {prefix + row.name: row.of(column) for row in rows}
     for preset in found.study.presets:

@@ -316,6 +316,9 @@ BY_HAND = {
     "k3 where exp would have lost it": ByHand(
         [[1e-7] * 3, [-1e-7] * 3, [1.01e-7]], rule("k3", lower=4.99999e-15, upper=5.00001e-15), kept(3, 3, 0)
     ),
+    "a safety bounds the ratio of a probability difference": ByHand(  # e^-1 · (e^0.01 − 1) = 0.004, not 0.63
+        [[1.0]], rule("prob_diff", upper=0.02, safety=0.01), kept(1)
+    ),
     "an upper bound below a safety drops everything": ByHand(
         [[-5.0], [0.0], [5.0]], rule("ratio", upper=0.5, safety=0.1), kept(0, 0, 0)
     ),
@@ -343,6 +346,12 @@ BY_HAND = {
         [[-16.0], [-17.0]],
         weight("sum", upper=2.0, normalize=True),
         numbers={"weight_std": math.tanh(0.5), "chi2_token": math.tanh(0.5) ** 2, "weight_mean": 1.0},
+    ),
+    "a mean weight of at most 1e-8 divides nothing": ByHand(
+        [[-19.0]], weight("sum", upper=2.0, normalize=True), numbers={"weight_mean": E(-19)}
+    ),
+    "equal weights do not vary": ByHand(
+        [[1.0] * 11], weight("token", upper=4.0), numbers={"weight_std": 0.0}
     ),
     "normalising weights that are all zero divides by nothing": ByHand(
         [[3.0, -3.0]],

@@ -28,7 +28,7 @@ from offpol_diag.result import Lengths, Result
 
 # ---------------------------------------------------------------- sums by step
 
-OF_STEPS = ("d", "k3", "r1", "r2", "f_2", "ppl_ratio", "s2")
+OF_STEPS = ("log_ratio", "k3", "ratio_minus_1", "ratio_sq_minus_1", "f_2", "ppl_ratio", "chi2_sequence")
 """Columns of the main drift that are summed by step."""
 
 
@@ -56,7 +56,7 @@ def observe(
     if not len(rows):
         return {}
     names = ["tokens", "sequences", *(prefix + name for name in OF_STEPS)]
-    names += [drift.prefix + name for drift in drifts[1:] for name in ("d", "k3")]
+    names += [drift.prefix + name for drift in drifts[1:] for name in ("log_ratio", "k3")]
     found = {name: columns[name] for name in (*names, "reward") if name in columns} | {**rejected}
     if (lags := batch.scalars.get(LAG)) is not None:
         lag = np.array([float(lag) if type(lag) is int else math.nan for lag in lags])
@@ -66,7 +66,7 @@ def observe(
     for name in ("k3", "tokens"):
         each = np.bincount(at, runs.sums[name], POSITIONS * batch.sequences).reshape(POSITIONS, -1)
         found |= {f"{name}@{place}": x for place, x in enumerate(each)}
-    logs = np.where(batch.lengths > 0, columns[f"{prefix}d"], -np.inf)[rows]
+    logs = np.where(batch.lengths > 0, columns[f"{prefix}log_ratio"], -np.inf)[rows]
     steps = np.array([given[row] for row in rows], np.int64)
     by_group = partial(Table.of, buckets=buckets[rows], places=steps, most=MOST_STEPS, width=1)
     return {
@@ -98,7 +98,7 @@ def charts_of(out: Readout, result: Result) -> shown.Charts:
         crossings=crossings,
         steps=steps,
         log_ratios=histograms.log_ratios(
-            counts[f"{prefix}bins.d"], out.state.ranges[f"{prefix}d"], counts["in_sync"]
+            counts[f"{prefix}bins.log_ratio"], out.state.ranges[f"{prefix}log_ratio"], counts["in_sync"]
         ),
         less=_corner(out, tokens[:under].sum(), k3[:under].sum()),
         more=_corner(out, tokens[over:].sum(), k3[over:].sum()),

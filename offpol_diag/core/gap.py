@@ -19,6 +19,7 @@ from offpol_diag.core.evaluate import once
 from offpol_diag.core.intervals import (
     ABOVE_MINUS_ONE,
     ABOVE_ONE,
+    ANYWHERE,
     AS_SEEN,
     CORRELATION,
     POSITIVE,
@@ -121,12 +122,12 @@ class Tokens(Sums):
         return self.xp.exp(self.log_probs[policy])
 
     @once
-    def of_policy(self, policy: Policy, name: str) -> dict[str, Array]:
+    def of_policy(self, policy: Policy, side: str) -> dict[str, Array]:
         """Sum probabilities and their squares, and compute exp(−mean log π), 0 of an empty sequence."""
         prob, logs = self.probability(policy), self.sequences.mean(self.log_probs[policy])
         perplexity = self.xp.exp(self.xp.clip(-logs, None, LARGEST_SUM)) * self.filled
-        sums = self.sequences.sum(prob), self.sequences.sum(prob * prob)
-        return {name: sums[0], name + name: sums[1], f"ppl_{name}": perplexity}
+        sums = {f"prob_{side}": prob, f"prob_{side}_sq": prob * prob}
+        return {f"ppl_{side}": perplexity} | {name: self.sequences.sum(x) for name, x in sums.items()}
 
 
 class Terms(NamedTuple):
@@ -161,42 +162,48 @@ class Terms(NamedTuple):
 def columns(terms: Terms) -> dict[str, Array]:
     """Compute what the formulas are made of: drift.prefix + name → a sum of each sequence, [S].
 
-    An empty sequence has 0 everywhere. Σ(r² − 1) is Σ(r − 1)² + 2 Σ(r − 1).
+    An empty sequence has 0 everywhere. Σ(r² − 1) is Σ(r − 1)² + 2 Σ(r − 1). `gain` is min(r, 2) − 1.
     """
-    tokens, drift, _, _, d, size, r1, k3, pd = terms
-    runs, xp, p, q = (
-        tokens.sequences,
-        tokens.xp,
-        *map(tokens.probability, (drift.numerator, drift.denominator)),
-    )
-    of_tokens = {"d": d, "dd": d * d, "abs": size, "r1": r1, "r2": r1 * r1, "k3": k3}
-    of_tokens |= {"pd": pd, "pdd": pd * pd, "pq": p * q, "tv": xp.abs(r1) / 2}
-    of_tokens["mult"] = xp.maximum(r1, xp.abs(r1) / f.importance_ratio(d))
-    if (a := tokens.advantages) is not None:
-        x = xp.clip(r1, None, 1.0)
-        of_tokens |= {"a": a, "x": x, "ax": a * x}
+    tokens, drift, runs, xp = terms.tokens, terms.drift, terms.tokens.sequences, terms.tokens.xp
+    delta, r1, train, rollout = terms.delta, terms.r1, drift.numerator, drift.denominator
+    of_tokens = {
+        "log_ratio": delta,
+        "log_ratio_sq": delta * delta,
+        "abs_log_ratio": terms.size,
+        "ratio_minus_1": r1,
+        "ratio_sq_minus_1": r1 * r1,
+        "k3": terms.k3,
+        "tv": f.total_variation(r1),
+        "ratio_either_way_minus_1": xp.maximum(r1, xp.abs(r1) / f.importance_ratio(delta)),
+        "prob_diff": terms.pd,
+        "prob_diff_sq": terms.pd * terms.pd,
+        "prob_product": tokens.probability(train) * tokens.probability(rollout),
+    }
+    if (advantage := tokens.advantages) is not None:
+        gain = xp.clip(r1, None, 1.0)
+        of_tokens |= {"advantage": advantage, "gain": gain, "advantage_gain": advantage * gain}
     result = {name: runs.sum(x) for name, x in of_tokens.items()}
-    result |= {name: runs.count(size > bound) for name, bound in BEYOND.items()}
-    result |= tokens.of_policy(drift.numerator, "p") | tokens.of_policy(drift.denominator, "q")
-    g = result["d"] / runs.at_least_1
+    result["ratio_sq_minus_1"] += 2 * result["ratio_minus_1"]
+    result |= {name: runs.count(terms.size > bound) for name, bound in BEYOND.items()}
+    result["tokens_differ"] = runs.count(delta != 0)
+    result |= tokens.of_policy(train, "train") | tokens.of_policy(rollout, "rollout")
+    log_ppl_diff = -result["log_ratio"] / runs.at_least_1
     result |= {
-        "r2": result["r2"] + 2 * result["r1"],
-        "differ": runs.count(d != 0),
-        "g": g,
-        "g_abs": xp.abs(g),
-        "ppl_ratio": xp.expm1(xp.clip(-g, None, LARGEST_SUM)),
-        "s2": xp.expm1(xp.clip(2 * result["d"], None, LARGEST_SUM)),
+        "log_ppl_diff": log_ppl_diff,
+        "log_ppl_abs_diff": xp.abs(log_ppl_diff),
+        "ppl_ratio": xp.expm1(xp.clip(log_ppl_diff, None, LARGEST_SUM)),
+        "chi2_sequence": xp.expm1(xp.clip(2 * result["log_ratio"], None, LARGEST_SUM)),
     }
     return {drift.prefix + name: x for name, x in result.items()}
 
 
 def ranges(terms: Terms, columns: Mapping[str, Array]) -> dict[str, tuple[float, float]]:
-    """Compute the smallest and largest Δ, |p − q|, mean Δ of a sequence (g) and ΣΔ of a sequence (s)."""
+    """Compute the smallest and largest Δ and |p − q| of tokens, −mean Δ and ΣΔ of sequences."""
     prefix, there = terms.drift.prefix, terms.tokens.sequences.filled
-    of_sequences = {"g": columns[f"{prefix}g"], "s": columns[f"{prefix}d"]}
-    spans = {"d": extremes(terms.delta), "pd": extremes(terms.pd)}
-    spans |= {name: extremes(x[there]) for name, x in of_sequences.items()}
-    return {prefix + name: span for name, span in spans.items()}
+    found = {"log_ratio": terms.delta, "prob_diff": terms.pd}
+    found["log_ppl_diff"] = columns[f"{prefix}log_ppl_diff"][there]
+    found["sum_log_ratio"] = columns[f"{prefix}log_ratio"][there]
+    return {prefix + name: extremes(x) for name, x in found.items()}
 
 
 BEYOND = {"overflow": f.LARGEST, **{name: math.log(tau) for name, tau in FACTORS.items()}}
@@ -208,48 +215,52 @@ BEYOND = {"overflow": f.LARGEST, **{name: math.log(tau) for name, tau in FACTORS
 
 def _pearson(get: Lookup) -> Array:
     n = get("tokens")
-    mean_p, mean_q = get("p") / n, get("q") / n
-    cov = get("pq") / n - mean_p * mean_q
-    var = (get("pp") / n - mean_p**2) * (get("qq") / n - mean_q**2)
+    mean_p, mean_q = get("prob_train") / n, get("prob_rollout") / n
+    cov = get("prob_product") / n - mean_p * mean_q
+    var = (get("prob_train_sq") / n - mean_p**2) * (get("prob_rollout_sq") / n - mean_q**2)
     return np.where(var > 0, cov / np.sqrt(np.maximum(var, 1e-300)), np.nan)
 
 
 def _k1(get: Lookup) -> Array:
-    return -get("d") / get("tokens")
+    return -get("log_ratio") / get("tokens")
 
 
-def _of_sequences(name: str, text: str, within: Range, plus: float = 0.0, column: str = "") -> Formula:
-    """Return the row of a mean over sequences."""
-    of = mean(column or name, "sequences", plus)
-    return Formula(name, f"mean over sequences of {text}", of, "", "sequences", within)
+def _surrogate_gain(get: Lookup) -> Array:
+    n = get("tokens")
+    return get("advantage_gain") / n - (get("advantage") / n) * (get("gain") / n)
+
+
+def _of_sequences(name: str, text: str, within: Range, plus: float = 0.0, unit: str = "") -> Formula:
+    """Return the row of a mean over sequences, of the column of its name."""
+    return Formula(name, f"mean over sequences of {text}", mean(name, _S, plus), unit, _S, within)
 
 
 _S = "sequences"
-DIFFER = Formula("tokens_differ", "P(Δ ≠ 0)", mean("differ"), "fraction", counts=True)
+DIFFER = Formula("tokens_differ", "P(Δ ≠ 0)", mean("tokens_differ"), "fraction", counts=True)
 """Says whether two policies are one and the same, not by how much they differ."""
-CHI2_SEQUENCE = _of_sequences("chi2_sequence", "e^{2ΣΔ}, minus 1", ABOVE_MINUS_ONE, column="s2")
+CHI2_SEQUENCE = _of_sequences("chi2_sequence", "e^{2ΣΔ}, minus 1", ABOVE_MINUS_ONE)
 _KL = "estimates KL(π_rollout‖π_train)"
 _PD = "|π_train − π_rollout|"
 _ON_POLICY = "1 when tokens were drawn from the logged π_rollout"
 
 ROWS = (
     Formula("k1", f"mean(−Δ); {_KL}", _k1, "nats"),
-    Formula("k2", "mean(Δ²/2)", lambda get: get("dd") / get("tokens") / 2, "nats", within=POSITIVE),
+    Formula("k2", "mean(Δ²/2)", lambda get: get("log_ratio_sq") / get("tokens") / 2, "nats", within=POSITIVE),
     Formula("k3", f"mean(e^Δ − 1 − Δ); {_KL}, never negative", mean("k3"), "nats", within=POSITIVE),
-    Formula("mean_ratio", f"mean(r); {_ON_POLICY}", mean("r1", plus=1.0), within=POSITIVE),
-    Formula("chi2_token", "mean(r²) − 1", mean("r2"), within=ABOVE_MINUS_ONE),
-    _of_sequences("ppl_train", "exp(−mean log π_train)", POSITIVE, column="ppl_p"),
-    _of_sequences("ppl_rollout", "exp(−mean log π_rollout)", POSITIVE, column="ppl_q"),
+    Formula("mean_ratio", f"mean(r); {_ON_POLICY}", mean("ratio_minus_1", plus=1.0), within=POSITIVE),
+    Formula("chi2_token", "mean(r²) − 1", mean("ratio_sq_minus_1"), within=ABOVE_MINUS_ONE),
+    _of_sequences("ppl_train", "exp(−mean log π_train)", POSITIVE),
+    _of_sequences("ppl_rollout", "exp(−mean log π_rollout)", POSITIVE),
     _of_sequences("ppl_ratio", "exp(−mean Δ)", POSITIVE, plus=1.0),
     Formula("ppl_ratio_pooled", "exp(−mean Δ) over all tokens", lambda get: np.exp(_k1(get)), log=_k1),
-    Formula("log_ppl_diff", "mean over sequences of −mean Δ", lambda get: -get("g") / get(_S), "nats", _S),
-    Formula("log_ppl_abs_diff", "mean over sequences of |mean Δ|", mean("g_abs", _S), "nats", _S, POSITIVE),
-    Formula("prob_diff_mean", f"mean {_PD} of the sampled token", mean("pd"), within=POSITIVE),
-    Formula("prob_diff_std", f"standard deviation of {_PD}", spread("pd", "pdd"), within=POSITIVE),
+    _of_sequences("log_ppl_diff", "−mean Δ", ANYWHERE, unit="nats"),
+    _of_sequences("log_ppl_abs_diff", "|mean Δ|", POSITIVE, unit="nats"),
+    Formula("prob_diff_mean", f"mean {_PD} of the sampled token", mean("prob_diff"), within=POSITIVE),
+    Formula("prob_diff_std", f"standard deviation of {_PD}", spread("prob_diff"), within=POSITIVE),
     Formula("pearson", "correlation of the probabilities of the sampled token", _pearson, within=CORRELATION),
-    Formula("mult_prob_error", "mean(e^|Δ|)", mean("mult", plus=1.0), within=ABOVE_ONE),
-    Formula("abs_log_ratio", "mean |Δ|", mean("abs"), "nats", within=POSITIVE),
-    Formula("log_ratio_std", "standard deviation of Δ", spread("d", "dd"), "nats", within=POSITIVE),
+    Formula("mult_prob_error", "mean(e^|Δ|)", mean("ratio_either_way_minus_1", plus=1.0), within=ABOVE_ONE),
+    Formula("abs_log_ratio", "mean |Δ|", mean("abs_log_ratio"), "nats", within=POSITIVE),
+    Formula("log_ratio_std", "standard deviation of Δ", spread("log_ratio"), "nats", within=POSITIVE),
     Formula("tv", "mean |r − 1| / 2; estimates the total variation distance", mean("tv"), within=POSITIVE),
     *(
         Formula(name, f"P(|Δ| > ln {x:g})", mean(name), "fraction", counts=True)
@@ -273,7 +284,7 @@ SECOND_DRIFT = {
 SURROGATE = Formula(
     "surrogate_gain",
     "cov(A, min(r, 2)): how much likelier what was rewarded has become; 0 where π_train has not moved",
-    lambda get: get("ax") / get("tokens") - (get("a") / get("tokens")) * (get("x") / get("tokens")),
+    _surrogate_gain,
 )
 """PPO's surrogate objective less its value at r = 1, with r cut at 2 so that no single token decides."""
 
@@ -281,11 +292,12 @@ _REWARD = "mean reward of the sequences with a token"
 REWARD = Formula("mean_reward", _REWARD, mean("reward", _S), over=_S, within=AS_SEEN)
 """Of the dump, not of a gap."""
 
+_DIFF = "−mean Δ of a sequence"
 EXTREMES = (
-    Formula("prob_diff_max", f"largest {_PD}", lambda ends: ends("pd")[1]),
-    Formula("log_ppl_diff_max", "largest −mean Δ of a sequence", lambda ends: -ends("g")[0], "nats", _S),
-    Formula("log_ppl_diff_min", "smallest −mean Δ of a sequence", lambda ends: -ends("g")[1], "nats", _S),
-    Formula("log_ratio_min", "smallest Δ", lambda ends: ends("d")[0], "nats"),
-    Formula("log_ratio_max", "largest Δ", lambda ends: ends("d")[1], "nats"),
+    Formula("prob_diff_max", f"largest {_PD}", lambda ends: ends("prob_diff")[1]),
+    Formula("log_ppl_diff_max", f"largest {_DIFF}", lambda ends: ends("log_ppl_diff")[1], "nats", _S),
+    Formula("log_ppl_diff_min", f"smallest {_DIFF}", lambda ends: ends("log_ppl_diff")[0], "nats", _S),
+    Formula("log_ratio_min", "smallest Δ", lambda ends: ends("log_ratio")[0], "nats"),
+    Formula("log_ratio_max", "largest Δ", lambda ends: ends("log_ratio")[1], "nats"),
 )
 """Formulas over the smallest and largest of a column of `ranges`, [2], without an interval."""

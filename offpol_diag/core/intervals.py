@@ -209,9 +209,9 @@ def mean(column: str, per: str = "tokens", plus: float = 0.0) -> Callable[[Looku
     return lambda get: get(column) / get(per) + plus
 
 
-def spread(first: str, second: str, per: str = "tokens") -> Callable[[Lookup], Array]:
-    """Return the formula of the standard deviation from Σx and Σx²."""
-    return lambda get: np.sqrt(np.maximum(get(second) / get(per) - (get(first) / get(per)) ** 2, 0))
+def spread(column: str, per: str = "tokens") -> Callable[[Lookup], Array]:
+    """Return the formula of the standard deviation from Σx and, as COLUMN_sq, Σx²."""
+    return lambda get: np.sqrt(np.maximum(get(f"{column}_sq") / get(per) - (get(column) / get(per)) ** 2, 0))
 
 
 SHARED = frozenset({"tokens", "sequences", "rows", "longest"})

@@ -102,7 +102,7 @@ class Observe:
             sums = gap.columns(terms)
             columns |= sums
             ranges |= gap.ranges(terms, sums)
-            states.append(tails.observe(terms, sums[f"{terms.drift.prefix}d"], buckets))
+            states.append(tails.observe(terms, sums[f"{terms.drift.prefix}log_ratio"], buckets))
         pieces = places.cut(main)
         states += [histograms.observe(main), kept_rows.observe(main, groups)]
         if study.pairs:

@@ -22,8 +22,11 @@ from offpol_diag.dump.batch import Batch, label
 from offpol_diag.dump.check import UNKNOWN
 from offpol_diag.dump.schema import TRAIN_VERSION
 
-COLUMNS = ("d", "k3", "r1", "abs", "pd", "r2", "f_2", "tokens", "sequences")
-"""Sums at every place: Δ, K3, r − 1, |Δ|, |π_train − π_rollout|, r² − 1, |Δ| > ln 2, and how many."""
+COLUMNS = (
+    *("tokens", "sequences", "log_ratio", "abs_log_ratio", "ratio_minus_1", "ratio_sq_minus_1"),
+    *("k3", "prob_diff", "f_2"),
+)
+"""Sums at every place, as `gap.columns` names them."""
 PREFIX = "where."
 """Begins the name of an axis's table."""
 STEP, LAG, LENGTH, POSITION = "step", "policy_lag", "length", "position"
@@ -146,7 +149,7 @@ class Pieces:
     Attributes:
         row: the sequence of each piece, [N].
         places: axis → the place of each piece, [N].
-        sums: column → its sum over each piece, [N]; Σ(r − 1)² stands for r2.
+        sums: column → its sum over each piece, [N]; in place of Σ(r² − 1), Σ(r − 1)².
     """
 
     row: Array
@@ -159,8 +162,16 @@ def cut(terms: Terms) -> tuple[Pieces, Pieces]:
     batch = terms.tokens.batch
     row = np.repeat(np.arange(batch.sequences), batch.lengths)
     places = {by: at for by in OF_TOKENS if (at := by.places(batch)) is not None}
-    x = {"d": terms.delta, "k3": terms.k3, "r1": terms.r1, "abs": terms.size, "pd": terms.pd}
-    x |= {"r2": terms.r1 * terms.r1, "f_2": floats(terms.size > math.log(2)), "tokens": np.ones(batch.tokens)}
+    x = {
+        "log_ratio": terms.delta,
+        "k3": terms.k3,
+        "ratio_minus_1": terms.r1,
+        "abs_log_ratio": terms.size,
+        "prob_diff": terms.pd,
+        "ratio_sq_minus_1": terms.r1 * terms.r1,
+        "f_2": floats(terms.size > math.log(2)),
+        "tokens": np.ones(batch.tokens),
+    }
     alike = {by.name: at for by, at in places.items() if by.alike}
     new = np.arange(batch.tokens) == 0
     for codes in (row, *alike.values()):
@@ -204,7 +215,7 @@ def observe(
             at, size = some.places[by.name], len(by.labels) + 1
             codes, many = which[some.row] * size + at, len(labels) * size
             sums = {name: np.bincount(codes, x, many) for name, x in some.sums.items()}
-            sums["r2"] += 2 * sums["r1"]  # r² − 1 = (r − 1)² + 2 (r − 1)
+            sums["ratio_sq_minus_1"] += 2 * sums["ratio_minus_1"]
             row, place = np.divmod(np.flatnonzero(np.bincount(some.row * size + at)), size)
             sums["sequences"] = np.bincount(which[row] * size + place, minlength=many).astype(np.float64)
             bucket, place = np.divmod(np.arange(many), size)

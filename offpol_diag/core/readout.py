@@ -90,8 +90,8 @@ MEANS_OF_RATIOS = {
 """Means over tokens of what grows like r → the function that qualifies them under a heavy tail."""
 WEIGHED = ("ess_tokens", "max_weight_share", "k3_top1_share")
 """Numbers that compare tokens' r, or k3, with each other."""
-PERPLEXITIES = {"ppl_train": "ppl_p", "ppl_rollout": "ppl_q", "ppl_ratio": "ppl_ratio"}
-"""Mean over sequences of an exponential → its column."""
+PERPLEXITIES = ("ppl_train", "ppl_rollout", "ppl_ratio")
+"""Means over sequences of an exponential."""
 
 
 def of_dump(out: Readout) -> Numbers:
@@ -125,8 +125,8 @@ def _of_drift(out: Readout, drift: Drift) -> Numbers:
         result[name] = replace(qualified(result[name], result["khat_tokens"]), clamped=held)
     for name in WEIGHED if held else ():
         result[name] = replace(result[name], clamped=held)
-    for name, column in PERPLEXITIES.items():
-        result[name] = _held(result[name], reader.sum(prefix + column), reader.sum("sequences"), 2 * LARGEST)
+    for name in PERPLEXITIES:
+        result[name] = _held(result[name], reader.sum(prefix + name), reader.sum("sequences"), 2 * LARGEST)
     return result
 
 

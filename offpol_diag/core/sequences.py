@@ -97,7 +97,7 @@ def table(tokens: Tokens, main: Drift, presets: Sequence[Preset], columns: Mappi
         "sequence_id": pa.array([None if one is None else str(one) for one in ids], pa.string()),
         "step": pa.array(steps, pa.int64() if whole else pa.float64()),
         "length": pa.array(batch.lengths),
-        "log_ratio_sum": pa.array(columns[f"{main.prefix}d"]),
+        "log_ratio_sum": pa.array(columns[f"{main.prefix}log_ratio"]),
     }
     for preset in presets:
         kept, vetoed = (columns[f"{preset.name}|{name}"] for name in ("kept", "vetoed"))

@@ -38,7 +38,7 @@ def observe(terms: Terms, total: Array, buckets: Array) -> State:
     products = {f"{prefix}w": logs, f"{prefix}ww": 2 * logs}
     return State(
         tables={f"{prefix}products": Table.of(products, buckets, kind="logs")},
-        counts={f"{prefix}bins.d": bins.astype(np.float64), f"{prefix}bins.k3": k3},
+        counts={f"{prefix}bins.log_ratio": bins.astype(np.float64), f"{prefix}bins.k3": k3},
         largest={f"{prefix}tail.tokens": largest, f"{prefix}tail.sequences": logs[logs > -np.inf]},
     )
 
@@ -121,7 +121,10 @@ QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 ESS_TOKENS = Formula(
     "ess_tokens",
     "(Σr)² / (n Σr²), raw token ratios",
-    lambda get: (get("tokens") + get("r1")) ** 2 / (get("tokens") * (get("tokens") + get("r2"))),
+    lambda get: (
+        (get("tokens") + get("ratio_minus_1")) ** 2
+        / (get("tokens") * (get("tokens") + get("ratio_sq_minus_1")))
+    ),
     "fraction",
 )
 ESS_SEQUENCES = Formula(
@@ -155,8 +158,8 @@ def numbers(reader: Reader, state: State, drift: Drift) -> Numbers:
         for over, n, weight in (("tokens", tokens, "r"), ("sequences", sequences, "e^{ΣΔ}"))
         for text in [f"generalised Pareto shape of the largest weights {weight}; {_LIMIT}"]
     )
-    high, total = (state.ranges[prefix + name][1] for name in ("d", "s"))
-    ratios, bins = tokens + reader.sum(f"{prefix}r1"), state.counts[f"{prefix}bins.d"]
+    high, total = (state.ranges[prefix + name][1] for name in ("log_ratio", "sum_log_ratio"))
+    ratios, bins = tokens + reader.sum(f"{prefix}ratio_minus_1"), state.counts[f"{prefix}bins.log_ratio"]
     shares = (
         math.exp(min(high, LARGEST)) / ratios if ratios > 0 else math.nan,
         math.exp(total - reader.sum(f"{prefix}w")) if sequences else math.nan,
