@@ -16,7 +16,6 @@ from offpol_diag.number import Number
 
 Sign = Literal["higher", "lower", "away", "either"]
 Of = Literal["", "dump", "preset", "both"]
-Better = Literal["higher", "lower", "neither"]
 Tone = Literal["good", "warn", "bad", "info"]
 PAIRS = {"": "rollout → old", "total.": "rollout → current", "drift2.": "old → current"}
 """Prefix → the pair of policies; the first that is known is the main one."""
@@ -28,9 +27,6 @@ class Worse:
 
     sign: Sign
     target: float = 0.0
-
-    def __str__(self) -> str:
-        return f"away from {self.target:g}" if self.sign == "away" else self.sign
 
     @property
     def better(self) -> str:
@@ -53,7 +49,6 @@ class Metric:
         worse: which way it is worse.
         first: shown first, of the dump ("dump"), of a preset ("preset"), of both ("both"), or not ("").
         watched: compared with a baseline unless others are named: as `first`.
-        ranked: whether a comparison of presets states the better one.
         log: whether its curve is drawn on a log scale.
     """
 
@@ -62,7 +57,6 @@ class Metric:
     worse: Worse = EITHER
     first: Of = ""
     watched: Of = ""
-    ranked: bool = False
     log: bool = False
 
     @property
@@ -77,8 +71,8 @@ _ROWS = (  # what matters first
     Metric("k1", "K1", FROM_0, "dump"),
     Metric("mean_ratio", "E[r]", FROM_1, "dump", "dump"),
     Metric("ppl_ratio", "PPL ratio", FROM_1, "dump", "dump"),
-    Metric("ess_tokens", "ESS, tokens", DOWN, "both", "both", ranked=True),
-    Metric("ess_sequences", "ESS, sequences", DOWN, "both", "both", ranked=True),
+    Metric("ess_tokens", "ESS, tokens", DOWN, "both", "both"),
+    Metric("ess_sequences", "ESS, sequences", DOWN, "both", "both"),
     Metric("khat_tokens", "Pareto k̂, tokens", UP),
     Metric("khat_sequences", "Pareto k̂, sequences", UP),
     Metric("chi2_token", "χ², tokens", UP, "dump", log=True),
@@ -113,18 +107,18 @@ _ROWS = (  # what matters first
     Metric("ppl_rollout", "PPL, engine"),
     Metric("mean_reward", "Mean reward", DOWN),
     # of presets
-    Metric("tokens_weighted", "Tokens with a weight", DOWN, "preset", ranked=True),
-    Metric("tokens_rejected", "Rejected tokens", UP, "preset", "preset", ranked=True),
-    Metric("sequences_dropped", "Dropped sequences", UP, "preset", "preset", ranked=True),
-    Metric("sequences_touched", "Sequences that lose tokens", UP, "preset", ranked=True),
-    Metric("vetoed", "Vetoed sequences", UP, "preset", ranked=True),
-    Metric("truncated_high", "Above the upper bound", UP, "preset", "preset", ranked=True),
-    Metric("truncated_low", "Below the lower bound", UP, "preset", ranked=True),
-    Metric("catastrophic_tokens", "Tokens beyond the veto's bound", UP, "preset", ranked=True),
-    Metric("weight_mean", "Mean weight", FROM_1, "preset", ranked=True),
-    Metric("weight_std", "Standard deviation of weights", UP, "preset", ranked=True),
-    Metric("weight_min", "Smallest weight", EITHER, "preset", ranked=True),
-    Metric("weight_max", "Largest weight", UP, "preset", ranked=True),
+    Metric("tokens_weighted", "Tokens with a weight", DOWN, "preset"),
+    Metric("tokens_rejected", "Rejected tokens", UP, "preset", "preset"),
+    Metric("sequences_dropped", "Dropped sequences", UP, "preset", "preset"),
+    Metric("sequences_touched", "Sequences that lose tokens", UP, "preset"),
+    Metric("vetoed", "Vetoed sequences", UP, "preset"),
+    Metric("truncated_high", "Above the upper bound", UP, "preset", "preset"),
+    Metric("truncated_low", "Below the lower bound", UP, "preset"),
+    Metric("catastrophic_tokens", "Tokens beyond the veto's bound", UP, "preset"),
+    Metric("weight_mean", "Mean weight", FROM_1, "preset"),
+    Metric("weight_std", "Standard deviation of weights", UP, "preset"),
+    Metric("weight_min", "Smallest weight", EITHER, "preset"),
+    Metric("weight_max", "Largest weight", UP, "preset"),
     Metric("pg_loss", "Policy loss", EITHER, "preset"),
     Metric("pg_clipfrac", "Clipped by the loss", UP, "preset"),
     Metric("pg_clipfrac_lower", "Clipped by the dual clip", UP, "preset"),
@@ -157,13 +151,11 @@ MEANINGS = {
 """Name → what it says, where its title does not."""
 
 
-def _names(where: Literal["first", "watched"], of: Of) -> tuple[str, ...]:
-    return tuple(name for name, one in METRICS.items() if getattr(one, where) in (of, "both"))
-
-
-FIRST_GAP, FIRST_PRESET = _names("first", "dump"), _names("first", "preset")
+FIRST_GAP = tuple(name for name, one in METRICS.items() if one.first in ("dump", "both"))
+FIRST_PRESET = tuple(name for name, one in METRICS.items() if one.first in ("preset", "both"))
 """Numbers of a pair of policies, and of a preset, that are shown first, in this order."""
-WATCHED_GAP, WATCHED_PRESET = _names("watched", "dump"), _names("watched", "preset")
+WATCHED_GAP = tuple(name for name, one in METRICS.items() if one.watched in ("dump", "both"))
+WATCHED_PRESET = tuple(name for name, one in METRICS.items() if one.watched in ("preset", "both"))
 """Numbers compared with a baseline by default: distinct aspects, none of which grows with the dump."""
 
 
@@ -182,12 +174,6 @@ def worse(name: str) -> Worse:
     return metric(name.rpartition(".")[2]).worse
 
 
-def better(name: str) -> Better:
-    """Return the better direction of a preset's number, or `neither` for unranked ones."""
-    ways: dict[Worse, Better] = {UP: "lower", DOWN: "higher"}
-    return ways.get(metric(name).worse, "neither") if metric(name).ranked else "neither"
-
-
 # ---------------------------------------------------------------- bands, in words of their sources
 
 
@@ -203,31 +189,27 @@ class Band(NamedTuple):
 
 
 STUDY = "SGLang/miles study of train-inference mismatch"
-_NEMO_TOO, _PPL_OF = f"{STUDY}; NeMo-RL recipes", "e^±{}, the same level as K3"
-_Row = tuple[str, float | None, float | None, str]
-_ESS: tuple[_Row, ...] = (
-    ("good", 0.5, None, "from 50%"),
-    ("fair", 0.3, 0.5, "30% to 50%"),
-    ("low", None, 0.3, "below 30%"),
-)
-_CHI2: tuple[_Row, ...] = (
-    ("typical", None, 1.0, "up to 1"),
-    ("elevated", 1.0, 10.0, "above 1"),
-    ("high", 10.0, None, "from 10"),
-)
-_VERL, _PULL = "verl guide (of clamped weights there, of raw ones here)", "verl pull request 3984"
-_BANDS = (  # best first; of the PPL ratio on its side above 1
+_NEMO = f"{STUDY}; NeMo-RL recipes"
+_K3 = (
     Band("k3", "typical", None, 1e-3, "dense model, BF16", STUDY),
-    Band("k3", "elevated", 1e-3, 0.015, "usual for MoE in BF16 and for FP8 rollouts", _NEMO_TOO),
+    Band("k3", "elevated", 1e-3, 0.015, "usual for MoE in BF16 and for FP8 rollouts", _NEMO),
     Band("k3", "high", 0.015, 0.1, "above the gate for merging a new model", "prime-rl development guide"),
     Band("k3", "severe", 0.1, None, "warning level for |KL|", "verl rollout-correction guide"),
-    Band("ppl_ratio", "typical", None, math.exp(0.001), _PPL_OF.format(0.001), "derived"),
-    Band("ppl_ratio", "elevated", math.exp(0.001), math.exp(0.015), _PPL_OF.format(0.001), "derived"),
-    Band("ppl_ratio", "high", math.exp(0.015), math.exp(0.1), _PPL_OF.format(0.015), "derived"),
-    Band("ppl_ratio", "severe", math.exp(0.1), None, _PPL_OF.format(0.1), "derived"),
-    *(Band(name, *row, _VERL) for name in ("ess_tokens", "ess_sequences") for row in _ESS),
-    *(Band(name, *row, _PULL) for name in ("chi2_token", "chi2_sequence") for row in _CHI2),
 )
+_VERL, _PULL = "verl guide (of clamped weights there, of raw ones here)", "verl pull request 3984"
+_BANDS = [*_K3]  # best first; of the PPL ratio on its side above 1
+for _k3 in _K3:
+    _ends = _k3.low and math.exp(_k3.low), _k3.high and math.exp(_k3.high)
+    _as_k3 = f"e^±{_k3.low or _k3.high:g}, the same level as K3"
+    _BANDS.append(Band("ppl_ratio", _k3.name, *_ends, _as_k3, "derived"))
+for _of in ("ess_tokens", "ess_sequences"):
+    _BANDS.append(Band(_of, "good", 0.5, None, "from 50%", _VERL))
+    _BANDS.append(Band(_of, "fair", 0.3, 0.5, "30% to 50%", _VERL))
+    _BANDS.append(Band(_of, "low", None, 0.3, "below 30%", _VERL))
+for _of in ("chi2_token", "chi2_sequence"):
+    _BANDS.append(Band(_of, "typical", None, 1.0, "up to 1", _PULL))
+    _BANDS.append(Band(_of, "elevated", 1.0, 10.0, "above 1", _PULL))
+    _BANDS.append(Band(_of, "high", 10.0, None, "from 10", _PULL))
 BANDS = {
     name: tuple(one for one in _BANDS if one.metric == name)
     for name in dict.fromkeys(x.metric for x in _BANDS)
@@ -240,7 +222,7 @@ REGIMES = (
 )
 """Published observations: number, band, range, regime and source; those of K3 are in data/floors.toml."""
 TONES: dict[str, Tone] = {
-    **dict.fromkeys(("typical", "good", "reliable"), "good"),
+    **dict.fromkeys(("typical", "good"), "good"),
     **dict.fromkeys(("elevated", "fair"), "info"),
     "high": "warn",
 }
@@ -264,11 +246,6 @@ def band(name: str, number: Number) -> Band | None:
         if end is None or (value > end if way is DOWN else value < end):
             return one
     return None
-
-
-def start(one: Band) -> float | None:
-    """Return where a band begins in the worse direction; None for the best."""
-    return one.high if METRICS[one.metric].worse is DOWN else one.low
 
 
 def tone(name: str) -> Tone:

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from offpol_diag.metrics import BANDS, METRICS, band, better, start, worse
+from offpol_diag.metrics import BANDS, METRICS, band, worse
 from offpol_diag.number import Number
 
 
@@ -15,11 +15,11 @@ def test_names_and_titles_are_unique():
 @pytest.mark.parametrize("name", BANDS)
 def test_bands_follow_each_other_towards_the_worse(name):
     rows, down = BANDS[name], worse(name).sign == "lower"
-    assert start(rows[0]) is None
+    assert (rows[0].high if down else rows[0].low) is None
     assert (rows[-1].low if down else rows[-1].high) is None
     for one, following in pairwise(rows):
         end = one.low if down else one.high
-        assert end == start(following)
+        assert end == (following.high if down else following.low)
         assert band(name, Number(value=max(end * (1.01 if down else 0.9999), 0.0))) == one
 
 
@@ -28,15 +28,6 @@ def test_bands_follow_each_other_towards_the_worse(name):
 )
 def test_a_prefix_changes_no_direction(name, of):
     assert worse(name) == METRICS[of].worse
-
-
-def test_better_is_said_of_ranked_numbers_alone():
-    words = {
-        "ess_tokens": "higher",
-        "weight_max": "lower",
-        "weight_mean": "neither",
-    }
-    assert {name: better(name) for name in words} == words
 
 
 @pytest.mark.parametrize(

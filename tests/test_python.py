@@ -17,6 +17,7 @@ import offpol_diag
 from offpol_diag.cli import app
 from offpol_diag.errors import OffpolError, UsageError
 from offpol_diag.presets.catalogue import load
+from offpol_diag.report.page import page as drawn
 from offpol_diag.result import load as read_result
 from tests import oracles
 
@@ -32,14 +33,11 @@ def report():
 # ---------------------------------------------------------------- what is read
 
 
-@pytest.mark.parametrize("given", ["token_is, seq_mis", NAMES, load().resolve("token_is,seq_mis")])
-def test_presets_may_be_named(given):
-    assert list(offpol_diag.analyze([HEALTHY], presets=given, device="cpu").presets)[:2] == NAMES
-
-
-@pytest.mark.parametrize("given", [HEALTHY, Path(HEALTHY), [Path(HEALTHY)]])
-def test_a_dump_may_be_one_path(given):
-    assert offpol_diag.analyze(given, presets=(), device="cpu").dump.files == [HEALTHY]
+@pytest.mark.parametrize("presets", ["token_is, seq_mis", NAMES, load().resolve("token_is,seq_mis")])
+@pytest.mark.parametrize("what", [HEALTHY, [Path(HEALTHY)]])
+def test_presets_and_a_dump_may_be_named_in_several_ways(what, presets):
+    found = offpol_diag.analyze(what, presets=presets, device="cpu")
+    assert (list(found.presets)[:2], found.dump.files) == (NAMES, [HEALTHY])
 
 
 @pytest.fixture(scope="module")
@@ -148,34 +146,32 @@ def test_data_in_memory_that_are_no_dump_are_refused_in_one_line(given, said):
     assert "\n" not in refused.value.message
 
 
-# ---------------------------------------------------------------- what a report gives
+# ---------------------------------------------------------------- what a result gives
 
 
-def test_names_that_a_report_does_not_have_are_refused(report):
+def test_names_that_a_result_does_not_have_are_refused_with_those_that_are_near(report):
     for ask in (report.figure, report.number, lambda name: report.number("k3", preset=name)):
-        with pytest.raises(UsageError) as refused:
-            ask("nope")
-        assert refused.value.hint
+        with pytest.raises(UsageError, match=r'the result has no .* "xyz"') as refused:
+            ask("xyz")
+        assert refused.value.hint.startswith("there are ")
+    with pytest.raises(UsageError) as refused:
+        report.number("ess_tokens", "token_si")
+    assert "token_is" in refused.value.hint
 
 
 def test_rows_of_sequences_are_written_to_the_file_that_is_named(tmp_path):
     file = str(tmp_path / "rows.parquet")
-    found = offpol_diag.analyze(HEALTHY, presets="token_is", sequences=file, device="cpu")
-    rows = pl.read_parquet(file)
-    assert len(rows) == found.dump.rows
-    assert rows["token_is.kept_tokens"].sum() == found.dump.tokens
+    found, rows = (
+        offpol_diag.analyze(HEALTHY, presets=NAMES, sequences=file, device="cpu"),
+        pl.read_parquet(file),
+    )
+    assert (len(rows), rows["token_is.kept_tokens"].sum()) == (found.dump.rows, found.dump.tokens)
 
 
-def test_a_report_is_short_in_a_shell_and_shown_in_a_notebook(report):
-    assert repr(report).startswith("Result(")
-    assert len(repr(report)) < 200
-    assert "\n" not in repr(report)
+def test_a_result_is_short_in_a_shell_shown_in_a_notebook_and_written_as_by_the_commands(report, tmp_path):
+    assert re.fullmatch(r"Result\([^\n]{20,190}\)", repr(report))
     assert report._repr_html_().startswith("<pre>")
     assert "K3 KL" in report._repr_html_()
-
-
-def test_a_report_writes_what_the_commands_write(report, tmp_path):
-    from offpol_diag.report.page import page as drawn
 
     page, result = tmp_path / "report.html", tmp_path / "report.json"
     assert report.to_html(page) == page.read_text() == drawn(report)
@@ -184,22 +180,19 @@ def test_a_report_writes_what_the_commands_write(report, tmp_path):
     assert report.to_markdown().startswith("#")
 
 
-def test_the_table_holds_every_number(report):
+def test_the_table_holds_every_number_and_the_values_are_its_known_ones(report):
     table = report.numbers()
-    assert len(table) == len(report.whole) + sum(len(report.preset(name)) for name in report.presets)
+    whole, presets = report.whole, {name: report.preset(name) for name in report.presets}
+    assert len(table) == len(whole) + sum(map(len, presets.values()))
     (k3,) = table.filter(name="k3").to_dicts()
     number = report.number("k3")
     assert (k3["preset"], k3["value"], (k3["low"], k3["high"])) == (None, number.value, number.interval)
     (ess,) = table.filter(name="token_is.ess_tokens").to_dicts()
-    assert (ess["preset"], ess["metric"]) == ("token_is", "ess_tokens")
-    known = table.filter(pl.col("value").is_not_null())
-    assert dict(known.select("name", "value").iter_rows()) == report.values()
-
-
-def test_the_values_are_a_flat_dict_of_floats_as_trackers_take_it(report):
+    assert (ess["preset"], ess["metric"], ess["unit"]) == ("token_is", "ess_tokens", "fraction")
     values = report.values()
-    assert all(isinstance(name, str) and isinstance(value, float) for name, value in values.items())
-    assert values["k3"] == report.number("k3").value
+    known = table.filter(pl.col("value").is_not_null())
+    assert dict(known.select("name", "value").iter_rows()) == values
+    assert all(isinstance(value, float) for value in values.values())
     assert values["token_is.ess_tokens"] == report.number("ess_tokens", preset="token_is").value
 
 

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from factory import Location, make_summary, number, place, put
+from factory import Location, make_summary, place, put
 
-from offpol_diag.errors import ResultError, UsageError
+from offpol_diag.errors import ResultError
 from offpol_diag.number import OVERFLOWS, Number
 from offpol_diag.presets.catalogue import load
 from offpol_diag.result import Result, loads, place_of
@@ -87,11 +87,3 @@ def test_a_row_with_a_wrong_cell_is_refused(at: int, cell: Any, said: str) -> No
 def test_the_result_of_a_sample_takes_less_than_250_kB() -> None:
     summary = analyze(["sample_data/stale.parquet"], presets=load().resolve("all"))
     assert len(summary.to_json().encode()) < 250_000
-
-
-def test_a_report_gives_the_numbers_of_a_preset_by_its_name() -> None:
-    report = make_summary()
-    assert report.number("ess_tokens", "token_is") == number(0.9971, 2e-4, "fraction")
-    with pytest.raises(UsageError, match='no preset "token_si"') as refused:
-        report.number("ess_tokens", "token_si")
-    assert "token_is" in refused.value.hint

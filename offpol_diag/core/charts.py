@@ -177,9 +177,7 @@ def _crossings(steps: shown.BySteps) -> Iterator[tuple[str, float, int]]:
         row = metrics.band("k3", number)
         at = worst if row is None else rows.index(row)
         for worse in rows[worst + 1 : at + 1] if worst >= 0 else ():
-            bound = metrics.start(worse)
-            assert bound is not None  # only the best band begins nowhere
-            yield worse.name, bound, first
+            yield worse.name, worse.low or 0.0, first
         worst = max(at, worst)
 
 
