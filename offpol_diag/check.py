@@ -40,71 +40,42 @@ STEPS = (
     *("train/step", "rollout/step", "step", "_step"),
 )
 """Names of the training step, in any case; the first that a file has counts. W&B's `_step` counts calls."""
-WORDS = frozenset({"mean", "avg", "std", "min", "max"})
-"""Last parts of names that say nothing alone."""
 HINT = "export the curves as CSV, JSONL or Parquet with a column `step`, as W&B does"
 
 Curves = dict[str, dict[Any, float]]
 """Name → step → value; the step is None where a dump has none."""
 
 
-def finite(x: float | None) -> float | None:
-    """Return a number that JSON has, else None."""
-    return x if x is not None and math.isfinite(x) else None
-
-
 @dataclass(frozen=True)
 class Row:
-    """One metric beside its curve.
+    """One metric beside its curve, at the steps that both have."""
 
-    Attributes:
-        name: the trainer's name of it.
-        curve: its name in the file of curves.
-        steps: how many steps both have.
-        worst: the step where they are furthest apart, relative to the larger.
-        logged: the curve there; None where it is not finite.
-        expected: what the dump says there.
-        off: the difference there; None where the curve is not finite.
-        first: the first step that differs; None if none does.
-        differs: how many steps differ.
-    """
-
-    name: str
-    curve: str
-    steps: int
-    worst: int | None
-    logged: float | None
-    expected: float
-    off: float | None
-    first: int | None
-    differs: int
+    name: str  # the trainer's name of it
+    curve: str  # its name in the file of curves
+    steps: int  # how many both have
+    worst: int | None  # the step where they are furthest apart, relative to the larger
+    logged: float | None  # the curve there; None where it is not finite
+    expected: float  # what the dump says there
+    off: float | None  # the relative difference there; None where the curve is not finite
+    first: int | None  # the first step that differs
+    differs: int  # how many steps differ
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a trainer logs of a dump, and its own curves beside it.
+    """What a trainer logs of a dump, and its own curves beside it."""
 
-    Attributes:
-        trainer: who logs, with the generation of what it logs where it has several.
-        steps: [None] for a dump without steps.
-        numbers: preset → logged name → what the dump says at each step; None where that is not finite.
-        preset: the one whose numbers are laid beside the curves: most of them are equal.
-        rows: metrics with a curve, those that differ first.
-        unmatched: metrics of which no single curve has the name.
-        unknown: curves that are no metric of the trainer.
-        dump, logged: files of the dump, and of the curves.
-        version: of offpol-diag.
-    """
-
-    trainer: str
-    steps: list[int | None]
-    numbers: dict[str, dict[str, list[float | None]]]
-    preset: str
-    rows: list[Row]
-    unmatched: list[str]
-    unknown: list[str]
-    dump: tuple[str, ...] = ()
-    logged: tuple[str, ...] = ()
+    trainer: str  # who logs, with the generation where what it logs has several
+    steps: list[int | None]  # [None] for a dump without steps
+    numbers: dict[
+        str, dict[str, list[float | None]]
+    ]  # preset → logged name → at each step, None if not finite
+    preset: str  # the one whose numbers are beside the curves: most of them are equal
+    rows: list[Row]  # metrics with a curve, those that differ first
+    unmatched: list[str]  # metrics of which no single curve has the name
+    unknown: list[str]  # curves that are no metric of the trainer
+    dump: tuple[str, ...] = ()  # files
+    logged: tuple[str, ...] = ()  # files of curves
     version: str = field(default_factory=lambda: version("offpol-diag"))
 
     @property
@@ -114,12 +85,16 @@ class Checked:
 
     def to_json(self) -> str:
         """Return the result as JSON."""
-        return (
-            printable_json(json.dumps({"format": FORMAT} | asdict(self), indent=1, ensure_ascii=False)) + "\n"
-        )
+        text = json.dumps({"format": FORMAT} | asdict(self), indent=1, ensure_ascii=False)
+        return f"{printable_json(text)}\n"
 
 
 # ---------------------------------------------------------------- what the dump says
+
+
+def finite(x: float | None) -> float | None:
+    """Return a number that JSON has, else None."""
+    return x if x is not None and math.isfinite(x) else None
 
 
 def who_logs(trainer: str | None, provenance: Mapping[str, object]) -> tuple[str, str]:
@@ -219,12 +194,9 @@ def _table(suffix: str, data: bytes) -> pl.DataFrame:
 
 
 def curve_of(name: str, curves: Curves) -> str | None:
-    """Return the only curve of a name: the same, with more before it, or with another first part."""
-    last = name.rpartition("/")[2]
+    """Return the curve of a name, or the only one that has it after a prefix: `train/sampling/x`."""
     some = [name] if name in curves else [one for one in curves if one.endswith(f"/{name}")]
-    some = some or [one for one in curves if last not in WORDS and one.rpartition("/")[2] == last]
-    trained = [one for one in some if not one.lower().startswith(("eval", "val", "test"))] or some
-    return trained[0] if len(trained) == 1 else None
+    return some[0] if len(some) == 1 else None
 
 
 def compared(expected: Curves, logged: Curves) -> list[Row]:

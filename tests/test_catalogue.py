@@ -95,17 +95,11 @@ token_clip@0.5..inf → weight max(r_t, 0.5)
 token_icepop → weight r_t where 0.5 ≤ r_t ≤ 5, else 0
 m2po → keep the tokens with the smallest values, with batch mean of Δ²/2 < 0.02
 seq_mis → weight min(∏r, 2); keep sequences with 0.5 ≤ ∏r ≤ 2
-seq_max_k2_rs → keep sequences with max Δ²/2 ≤ 2.5
 opsm → keep sequences with mean −Δ ≤ 0.1 (asked only where A < 0)
 geo_rs → keep sequences with 0.999001 ≤ (∏r)^(1/n) ≤ 1.001; veto any r_t < 0.0001
 geo_rs@inf:veto.upper=9 → veto any r_t < 0.0001 or any r_t > 9
-token_mask@reject.over=segment → keep turns with 0.714286 ≤ (∏r)^(1/n) of the turn ≤ 1.66667
 dppo_tv → -0.2 ≤ (π_train−π_rollout) ≤ 0.2 (the upper bound asked where A > 0, the lower where A ≤ 0)
-dppo_kl → weight min(r_t, 10000); keep tokens with KL₂(π_rollout‖π_train) ≤ 0.05 (asked only where A·Δ > 0)
 token_is@3 → weight min(r_t, 3)
-token_is@inf → weight r_t
-token_icepop@4 → weight r_t where 0.25 ≤ r_t ≤ 4, else 0
-seq_icepop@inf..3 → weight ∏r where ∏r ≤ 3, else 0
 seq_mis@2..0.4..2.5 → weight min(∏r, 2); keep sequences with 0.4 ≤ ∏r ≤ 2.5
 seq_mis@3..4 → weight min(∏r, 3); keep sequences with 0.25 ≤ ∏r ≤ 4
 ipo@0.3 → weight r_t; keep tokens with -0.3 ≤ (π_train−π_rollout) ≤ 0.3
@@ -153,9 +147,7 @@ def test_every_name_and_alias_finds_one_row() -> None:
 
 NAMES = """
 none → recompute
-trl_token_truncate → token_is@3
 trl_token_truncate@5 → token_is@5
-geo_mis → geo_rs
 bypass_pg_geo_rs@1.01 → bypass_ppo_clip_geo_rs@1.01:loss=reinforce
 bypass_pg_geo_rs_token_tis → bypass_pg_geo_rs_seq_tis@weight.over=token
 Seq_Is-rs → seq_mis
@@ -177,7 +169,6 @@ def test_a_list_of_names_keeps_the_order_asked_for_and_drops_repeats() -> None:
     assert SHIPPED.resolve("geo_rs,ALL")[0].name == "geo_rs"
     assert len(SHIPPED.resolve("geo_rs,all")) == len(SHIPPED)
     own = Preset("own", "s")
-    assert SHIPPED.resolve(own) == (own,)
     assert SHIPPED.resolve(["tis", own]) == (SHIPPED["token_is"], own)
 
 
@@ -187,9 +178,7 @@ zzzzzzzz → unknown preset "zzzzzzzz" → `offpol-diag presets` lists them
 , → no preset is named → name some
 mis → "mis" is another method in each trainer → in verl it is seq_mis (sequences outside a band of ∏r
 seq_mis@2 → seq_mis takes 3 thresholds by position → write seq_mis@weight.upper..reject
-vanilla_is@3 → vanilla_is takes 0 thresholds by position → write keys like token_is@
 token_is@ → weight.upper = ""; it must be a finite number → write token_is@
-token_is@-1 → weight.upper = -1; it must be above 0 → write token_is@weight.upper; inf
 token_icepop@4..1 → weight.lower = 4; it must not exceed upper = 1.0 → write token_icepop@
 geo_rs@0.9 → one number C for a band must be above 1, for [1/C, C] → write geo_rs@
 gspo@0.2 → gspo takes 2 thresholds by position → write gspo@clip.low..clip.high; inf is no bound
@@ -197,11 +186,9 @@ recompute@weight.over=sum → weight: it needs upper, lower or both → write ke
 token_is@policy=current → weight: under ppo_clip the ratio holds that of π_θ already → write keys
 token_is@wieght.upper=3 → wieght: no such key; the keys are summary, policy → did you mean weight
 token_is@weight.upper=big → weight.upper = "big"; it must be a finite number → write keys
-token_is@weight.upper=nan → weight.upper = nan; it must be a finite number → write keys
 token_is@weight=3 → weight = 3; it must be a table of over, action → write keys
 token_is@reject[2].lower=1 → reject[2]: the preset has 0 rules → write keys
 token_is@clip[0].low=1 → clip[0]: no such key → did you mean clip
-token_is@policy.upper=1 → policy = {"upper": 1}; it must be one of old, current → write keys
 """
 
 
@@ -210,12 +197,6 @@ def test_what_names_no_preset_is_answered_with_what_does(asked: str, message: st
     found = refused(lambda: SHIPPED.resolve(asked))
     assert found[0].startswith(f"{asked}: {message}" if "@" in asked else message)
     assert found[1].startswith(hint)
-
-
-def test_mis_alone_is_answered_with_what_each_trainer_means() -> None:
-    _, hint = refused(lambda: SHIPPED.resolve("MIS@2"))
-    named = "verl seq_mis TRL trl_sequence_mask slime slime_mis OpenRLHF seq_mask_tis"
-    assert [one for one in named.split() if one not in hint] == []
 
 
 # ---------------------------------------------------------------- thresholds beside a name
@@ -332,23 +313,16 @@ def test_an_own_name_takes_a_built_in_alias(write: Write) -> None:
 # ---------------------------------------------------------------- mistakes in a file
 
 SLIPS = """
-weight = { over = "tokens", upper = 2 } → weight.over = "tokens"; it must be one of token, sum, mean, segment
 weight = { uper = 2 } → weight.uper: no such key; the keys are over, action, upper, lower, normalize, safety,
 weight = 2.0 → weight = 2.0; it must be a table of over, action, upper, lower, normalize, safety, safety_at
-weight = {} → weight: it needs upper, lower or both
 weight = { upper = true } → weight.upper = true; it must be a finite number
-weight = { upper = 0 } → weight.upper = 0; it must be above 0
 weight = { lower = -0.1 } → weight.lower = -0.1; it must not be negative
 weight = { lower = 3, upper = 2 } → weight.lower = 3; it must not exceed upper = 2.0
-weight = { upper = 2, normalize = 1 } → weight.normalize = 1; it must be true or false
 reject = [{ upper = 2 }, { lower = 0 }] → reject[1].lower = 0; it must be above 0
-reject = [2] → reject[0] = 2; it must be a table of statistic, over, lower, upper, advantage
 reject = { statistic = "k3", upper = -1 } → reject.upper = -1; it must not be negative
 reject = { statistic = "k2", over = "batch", lower = 1, upper = 2 } → reject: over a batch it takes upper
 reject = { over = "batch", upper = 0.04 } → reject.statistic = "ratio"; over a batch it must be one of
-clip = { low = -0.2 } → clip.low = -0.2; it must not be negative
 clip = { dual = 1 } → clip.dual = 1; it must be above 1
-loss = "ppo" → loss = "ppo"; it must be one of ppo_clip, reinforce, surrogate, gspo, cispo
 at = "weight.upper" → at = "weight.upper"; it must be an array of strings
 note = 2026-01-14 → note = "2026-01-14"; it must be a string
 """
@@ -370,15 +344,11 @@ def test_long_values_are_shortened_and_parts_are_held_against_each_other(write: 
 
 FILES = [
     ("", "mine.toml: holds no preset", "[name]"),
-    ("weight = 2\n", "mine.toml: [weight] = 2; a preset is a table", "[name]"),
     ("[a]\nweight = {upper = 2\n", "mine.toml: not TOML: Unclosed inline table (at line 2, column 20)", ""),
-    ("[all]\n", 'mine.toml: [all]: "all" cannot be a name: letters, digits and _ . + - make one', ""),
     ("['a b']\n", 'mine.toml: ["a b"]: "a b" cannot be a name: letters, digits and _ . + - make one', ""),
     ("[a]\naliases = ['b,c']\n", 'mine.toml: [a]: "b,c" cannot be a name', ""),
     ("[a_b]\n[A-B]\n", 'mine.toml: [A-B]: "A-B" already finds [a_b]', ""),
-    ("[a]\naliases = ['c', 'c']\n", 'mine.toml: [a]: "c" already finds [a]', ""),
     ("[a]\naliases = ['geo-rs']\n", 'mine.toml: "geo-rs" is the name of a built-in preset', ""),
-    ("[a]\nname = 'b'\n", "mine.toml: [a] name: no such key; the keys are summary, policy", ""),
     ("[a]\nloss = 'ppo-clip'\n", 'mine.toml: [a] loss = "ppo-clip"', "did you mean ppo_clip?"),
     ("a = " + "[" * 5000, "mine.toml: not TOML: ", ""),
 ]

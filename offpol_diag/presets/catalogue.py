@@ -85,21 +85,17 @@ class Catalogue(Mapping[str, Preset]):
                 a preset; or several texts and presets.
 
         Raises:
-            UsageError: a name is unknown, a text names none, or something else is among them.
+            UsageError: a name is unknown, or a text names none.
             PresetError: what stands after the `@` of a name is wrong.
         """
-        given: Iterable[object] = (asked,) if isinstance(asked, str | Preset) else asked
         found: list[Preset] = []
-        for one in given if isinstance(given, Iterable) else (given,):
+        for one in (asked,) if isinstance(asked, str | Preset) else asked:
             if isinstance(one, Preset):
                 found.append(one)
-            elif not isinstance(one, str):
-                hint = 'give names as in presets="token_is,seq_mis", or presets of catalogue.load()'
-                raise UsageError(f"{type(one).__name__} is no preset", hint)
-            elif not (words := [word.strip() for word in one.split(",") if word.strip()]):
-                raise UsageError("no preset is named", "name some, separated by commas, or say all")
-            else:
+            elif words := [word.strip() for word in one.split(",") if word.strip()]:
                 found += [preset for word in words for preset in self._meant(word)]
+            else:
+                raise UsageError("no preset is named", "name some, separated by commas, or say all")
         return tuple(dict.fromkeys(found))
 
     def _meant(self, name: str) -> Iterable[Preset]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from offpol_diag.presets import AGGREGATES, Kind, Preset, Reject, Veto, Weight
+from offpol_diag.presets import Kind, Preset, Reject, Veto, Weight
 
 KINDS: Mapping[Kind, str] = {
     "none": "only PPO's own ratio corrects anything",
@@ -140,21 +140,3 @@ def clipped(preset: Preset) -> str:
 def denominator(preset: Preset) -> str:
     """Write whether rejected tokens stay in the loss's denominator; empty where none are removed."""
     return DENOMINATORS[preset.denominator] if preset.reject or preset.veto else ""
-
-
-def guards(preset: Preset) -> tuple[str, ...]:
-    """List what happens to log-ratios that are too large for exp, of the weight, of rules and of the loss."""
-    found = list[str]()
-    for what, part in (("weight", preset.weight), *(("rules", rule) for rule in preset.reject)):
-        if part is not None:
-            of_each = "token" in (part.over, part.safety_at)
-            of_each |= isinstance(part, Reject) and part.statistic not in AGGREGATES
-            log_ratio = f"{'the' if of_each else 'the aggregated'} log-ratio{' of each token' * of_each}"
-            held = "not clamped" if part.safety is None else f"clamped to ±{part.safety:g}"
-            found.append(f"{what}: {log_ratio} is {held}")
-    if preset.weight and preset.weight.overflow == "zero":
-        found.append("weight: beyond float32 (log r > 88.7) it counts as 0")
-    if preset.clip.safety is not None and preset.loss not in ("reinforce", "surrogate"):
-        held = "at most " if preset.loss == "gspo" else "clamped to ±"
-        found.append(f"loss: the log of its ratio is {held}{preset.clip.safety:g}")
-    return tuple(dict.fromkeys(found))

@@ -56,7 +56,6 @@ def explained(preset: Preset, aliases: Mapping[str, str], trainers: Sequence[str
         "drops a sequence with": words.veto(preset.veto),
         "loss": f"{words.loss(preset)} {words.clipped(preset)}",
         "denominator": words.denominator(preset),
-        "guards": "; ".join(words.guards(preset)),
         "thresholds": ways(preset),
         "also called": ", ".join(preset.aliases),
         "at other bounds": ", ".join(elsewhere),

@@ -51,25 +51,7 @@ def steps_of(batch: Batch, presets: Sequence[Preset], columns: Collection[str]) 
 
 @dataclass(eq=False)
 class Step:
-    """A step under a preset.
-
-    Attributes:
-        batch: its columns, all that the trainer has.
-        preset: the correction that ran.
-        on: applies presets to the batch.
-        n: tokens of each row, [S].
-        there: rows with a token, [S] bool.
-        train: log of the preset's numerator (π_old, or π_θ in bypass), [T].
-        d: Δ, [T] nats.
-        kept: tokens that pass all rules and the veto, [T] bool.
-        kept_rows: rows that pass the rules on rows and the veto, [S] bool.
-        unit: weights before rejection, not normalised: of tokens [T], or of rows [S] with `by_row`.
-        w: the same of each token, [T]; 1 without a weight.
-        above, below: weights of each row beyond their bounds, of its tokens or its own, [S].
-        bounded: tokens of each row whose weight is beyond a bound, [S].
-        token_u: log of the ratio that the loss clips, [T] nats, where there is π_θ.
-        u: the same; under GSPO the row's mean.
-    """
+    """A step, its rows with all columns that the trainer has, under the preset that corrected it."""
 
     batch: Batch
     preset: Preset
@@ -78,18 +60,21 @@ class Step:
     def __post_init__(self) -> None:
         batch, on, weight, made = self.batch, self.on, self.preset.weight, plan(self.preset)
         self.runs, self.rows, self.tokens, self.loss = on.sequences, batch.sequences, batch.tokens, made.loss
-        self.n, self.there = self.runs.n, self.runs.filled
-        self.train, self.d = on.log_probs[self.preset.policy], on.log_ratio(self.preset.policy)
-        self.kept, passing = on.kept(made.tokens, made.sequences), on.passing_sequences(made.sequences)
+        self.n, self.there = self.runs.n, self.runs.filled  # tokens of each row; rows with one, [S] bool
+        self.train = on.log_probs[self.preset.policy]  # log π_old, or log π_θ in bypass, [T]
+        self.d = on.log_ratio(self.preset.policy)  # Δ, [T] nats
+        self.kept = on.kept(made.tokens, made.sequences)  # tokens that pass all rules and the veto, [T] bool
+        passing = on.passing_sequences(made.sequences)  # rows that pass those on rows, [S] bool
         self.kept_rows = np.ones(self.rows, bool) if passing is None else passing
         self.by_row, self.w, self.bounded = False, np.ones(self.tokens), np.zeros(self.rows)
         if weight is not None and made.weight is not None:
-            self.by_row, self.unit = not weight.on_tokens, on.weight(made.weight)
-            self.above, self.below = on.truncated(made.weight)
-            self.w = self.runs.spread(self.unit) if self.by_row else self.unit
-            self.bounded = (self.above + self.below) * (self.n if self.by_row else 1)
+            self.by_row = not weight.on_tokens
+            self.unit = on.weight(made.weight)  # before rejection and normalising, [S] with by_row, else [T]
+            self.w = self.runs.spread(self.unit) if self.by_row else self.unit  # of each token, [T]
+            self.above, self.below = on.truncated(made.weight)  # how many of a row's are beyond a bound, [S]
+            self.bounded = (self.above + self.below) * (self.n if self.by_row else 1)  # tokens, [S]
         if batch.current is not None:
-            self.token_u = on.log_ratio("current", made.loss.anchor)
+            self.token_u = on.log_ratio("current", made.loss.anchor)  # log of the loss's own ratio, [T] nats
             self.u = self.runs.spread(self.runs.mean(self.token_u)) if made.loss.pooled else self.token_u
 
     def under(self, *rules: Reject, veto: Veto | None = None) -> Step:

@@ -36,7 +36,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import AGGREGATES, Clip, Preset, Reject, Veto, Weight, catalogue
@@ -64,15 +64,12 @@ DENOMINATORS = {
 class Config:
     """A preset, by name, in the syntax of a trainer, by name.
 
-    Attributes:
-        snippets: blocks, for the newest version first.
-        remarks: differences from the preset as computed here; never in the bounds, the quantities they
-            apply to, or what is rejected.
+    Remarks are differences from the preset as it is computed here; never in bounds or in what is rejected.
     """
 
     preset: str
     trainer: str
-    snippets: tuple[Snippet, ...]
+    snippets: tuple[Snippet, ...]  # for the newest version first
     remarks: tuple[str, ...] = ()
 
     def text(self) -> str:
@@ -175,45 +172,40 @@ def block(preset: Preset, form: Table) -> tuple[Settings, str, list[str]]:
     Raises:
         ConfigError: no row takes a part, or the loss; the message names it.
     """
-    from jinja2 import Undefined  # here: a saved result is judged without it
-
-    left = every = parts(preset, form.get("bands", "keep"))
-    settings, drawn, loss, since, notes = Settings(), set[str](), False, form.get("since", ""), list[str]()
+    every = parts(preset, form.get("bands", "keep"))
+    left, settings, of_parts, with_loss = every, Settings(), set[str](), False
+    since, notes = form.get("since", ""), list[str]()
     known = {**FUNCTIONS, **form.get("maps", {}), "preset": preset, "settings": settings}
     for row in form["row"]:
-        while not (loss and "loss" in row) and (names := match(row, every, left, known)) is not None:
-            taken = [names[kind].part for kind in KINDS if kind in names]
-            made = {key: evaluated(value, names) for key, value in row.get("set", {}).items()}
-            made = {key: value for key, value in made.items() if not isinstance(value, Undefined)}
-            if "cannot" in row:
-                raise ConfigError(row["cannot"])
-            if any(names[kind].unsaid() for kind in KINDS if kind in names):
-                break
-            again = drawn & made.keys() if taken else set()
-            first = next(iter(made), "")
-            if again and (not row.get("join") or made[first] in settings[first].split(",")):
-                raise ConfigError(f"{worded(taken[-1])} beside another of its kind")
-            settings |= {key: f"{settings[key]},{x}" if key in again else x for key, x in made.items()}
+        while not (with_loss and "loss" in row) and (found := match(row, every, left, known)) is not None:
+            again = of_parts & found.settings.keys() if found.parts else set()
+            first = next(iter(found.settings), "")
+            if again and (not row.get("join") or found.settings[first] in settings[first].split(",")):
+                raise ConfigError(f"{worded(found.parts[-1])} beside another of its kind")
+            for key, value in found.settings.items():
+                settings[key] = f"{settings[key]},{value}" if key in again else value
             settings |= clip(preset, form["clip"]) if row.get("clip") else {}
             if "mirror" in row:
                 settings |= {row["mirror"] + key: value for key, value in settings.items() if "." not in key}
-            left = [one for one in left if all(one is not part for part in taken)]
-            drawn |= made.keys() if taken else set()
-            loss, later = loss or "loss" in row, evaluated(row.get("since", ""), names)
-            since = max(since, str(later or ""), key=version)
+            since = max(since, found.since, key=version)
             notes.append(row.get("note", ""))
-            if not taken:
+            with_loss = with_loss or "loss" in row
+            if not found.parts:
                 break
-    if left or not loss:
+            left = [one for one in left if all(one is not part for part in found.parts)]
+            of_parts |= found.settings.keys()
+    if left or not with_loss:
         raise ConfigError(worded(left[0]) if left else f"its loss, {in_words.loss(preset)}")
     known["idle"] = any(isinstance(value, float) and value in IDLE for value in settings.values())
     notes += [one["say"] for one in form.get("notes", ()) if evaluated(one.get("when", True), known)]
     notes.append(dual_clip(preset, form["clip"]) if "clip" in form else "")
-    full, places = Settings(), form["prefix"]
-    for key, value in settings.items():
-        head, dot, rest = key.partition(".")
-        full[places[head] + rest if dot and head in places else places.get("", "") + key] = value
-    return full, since, notes
+    return {full(key, form["prefix"]): value for key, value in settings.items()}, since, notes
+
+
+def full(key: str, prefixes: Mapping[str, str]) -> str:
+    """Return the whole path of a key: `PLACE.key` below the prefix of PLACE, any other below that of ""."""
+    place, dot, rest = key.partition(".")
+    return prefixes[place] + rest if dot and place in prefixes else prefixes.get("", "") + key
 
 
 def parts(preset: Preset, bands: str) -> list[Part]:
@@ -245,15 +237,28 @@ def within(rule: Reject, weight: Weight) -> bool:
     return weight.action == "none" or (weight.action == "truncate" and high and low)
 
 
-def match(row: Table, every: Sequence[Part], left: Sequence[Part], known: Table) -> dict[str, Any] | None:
-    """Return what a row's expressions see, with the parts that it takes; None where it does not match."""
+class Match(NamedTuple):
+    """What a row sets, the parts that it takes, and the first version that knows its keys."""
+
+    settings: Settings
+    parts: list[Part]
+    since: str
+
+
+def match(row: Table, every: Sequence[Part], left: Sequence[Part], known: Table) -> Match | None:
+    """Return what a row says of the preset and of parts that are `left`; None where it does not match.
+
+    Raises:
+        ConfigError: it matches what the trainer cannot say.
+    """
+    from jinja2 import Undefined  # here: a saved result is judged without it
 
     def fits(wanted: Table, one: object) -> bool:
         return all(getattr(one, key) in (x if isinstance(x, list) else [x]) for key, x in wanted.items())
 
-    names = dict(known)
-    if not fits({key: row[key] for key in ("policy", "loss") if key in row}, names["preset"]):
+    if not fits({key: row[key] for key in ("policy", "loss") if key in row}, known["preset"]):
         return None
+    taken: dict[str, Read] = {}
     for kind, of in KINDS.items():
         wanted, some = row.get(kind), [part for part in every if isinstance(part, of)]
         if isinstance(wanted, bool) and wanted != bool(some):
@@ -262,25 +267,35 @@ def match(row: Table, every: Sequence[Part], left: Sequence[Part], known: Table)
             part = next((one for one in left if isinstance(one, of) and fits(wanted, one)), None)
             if part is None:
                 return None
-            names[kind] = Read(part, set(wanted))
-    return names if all(evaluated(limit, names) for limit in row.get("limits", ())) else None
+            taken[kind] = Read(part, set(wanted))
+    names = {**known, **taken}
+    if not all(evaluated(limit, names) for limit in row.get("limits", ())):
+        return None
+    if "cannot" in row:
+        raise ConfigError(row["cannot"])
+    made = {key: evaluated(value, names) for key, value in row.get("set", {}).items()}
+    if any(one.ignored() for one in taken.values()):
+        return None
+    made = {key: value for key, value in made.items() if not isinstance(value, Undefined)}
+    since = evaluated(row.get("since", ""), names) or ""
+    return Match(made, [one.part for one in taken.values()], str(since))
 
 
 class Read:
-    """A part whose fields are remembered once they are read."""
+    """A part as expressions see it, which remembers the fields that they read."""
 
-    def __init__(self, part: Part, said: set[str]) -> None:
-        self.part, self._said = part, said
+    def __init__(self, part: Part, read: set[str]) -> None:
+        self.part, self._read = part, read
 
     def __getattr__(self, name: str) -> Any:
-        self._said.add(name)
+        self._read.add(name)
         return getattr(self.part, name)
 
-    def unsaid(self) -> set[str]:
-        """Return the fields that do something and that nothing has looked at."""
+    def ignored(self) -> set[str]:
+        """Return the fields that do something and that the row has not looked at."""
         values = {one.name: getattr(self.part, one.name) for one in fields(self.part)}
         doing = {name for name, value in values.items() if value not in (None, False, "any")}
-        return doing - self._said - UNSET
+        return doing - self._read - UNSET
 
 
 def worded(part: Part) -> str:

@@ -24,23 +24,14 @@ TITLES = {"yaml": "as YAML", "hydra": "as overrides"}
 
 @dataclass(frozen=True)
 class Snippet:
-    """A block of configuration to paste.
-
-    Attributes:
-        language: yaml, toml, python, flags (of a command line) or hydra (overrides on a command line).
-        text: the block; empty if there is nothing to set.
-        title: distinguishes blocks for the same versions: `as overrides`.
-        file: name of the file it belongs in, if the trainer reads a fixed one.
-        versions: the trainer's versions that accept it: `verl from 0.7.1`; its name if none is known.
-        read: date and commit at which its keys were read.
-    """
+    """A block of configuration to paste."""
 
     language: Language
-    text: str
-    title: str = ""
-    file: str = ""
-    versions: str = ""
-    read: str = ""
+    text: str  # empty if there is nothing to set
+    title: str = ""  # distinguishes blocks for the same versions: `as overrides`
+    file: str = ""  # name of the file it belongs in, if the trainer reads a fixed one
+    versions: str = ""  # of the trainer that accept it: `verl from 0.7.1`; its name if none is known
+    read: str = ""  # date and commit at which its keys were read
 
 
 def snippets(settings: Settings, trainer: Mapping[str, Any], **said: Any) -> Iterator[Snippet]:
