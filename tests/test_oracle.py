@@ -382,6 +382,12 @@ def test_a_preset_does_by_hand_what_it_does(tmp_path, name):
         assert found[metric] == (want and pytest.approx(want, rel=1e-12, abs=0)), metric
 
 
+def test_a_probability_difference_from_a_sentinel_is_the_other_probability(tmp_path):
+    """e^-1: log π_rollout + Δ is 0 there, not log π_train."""
+    rows = [{"rollout_log_probs": [-1e30], "old_log_probs": [-1.0]}]
+    assert numbers(rows, rule("prob_diff", upper=0.5), tmp_path)["tokens_rejected"] == 0
+
+
 def with_losses(*rows: list[tuple[float, ...]]) -> list[dict[str, Any]]:
     """Return the rows of sequences of (log π_rollout, log π_old, log π_θ, A) tokens."""
     names = ("rollout_log_probs", "old_log_probs", "current_log_probs", "advantages")

@@ -153,7 +153,7 @@ def prefixes(terms: Terms, buckets: Array) -> Table:
     ends = batch.cu_seqlens[:-1, None] + np.minimum(grid, batch.lengths[:, None])
     cuts = np.concatenate((batch.cu_seqlens[:-1, None], ends), axis=1)
     between = Segments(np.append(cuts, batch.tokens), batch.tokens).sum(
-        terms.delta
+        terms.log_ratio
     )  # the last: what lies beyond
     logs = between.reshape(-1, len(grid) + 1)[:, :-1].cumsum(axis=1)
     sequence, at = np.nonzero(grid <= batch.lengths[:, None])

@@ -109,12 +109,12 @@ class Tokens(Sums):
         larger of r and 1. π_rollout · |r − 1|, which is the same, would be 0 where π_rollout underflows.
         """
         xp, pair = self.xp, (drift.numerator, drift.denominator)
-        delta, k3 = self.log_ratio(*pair), self.finite_k3(*pair)
+        log_ratio, k3 = self.log_ratio(*pair), self.finite_k3(*pair)
         r1 = self.ratio_minus_1_within(drift.numerator, f.LARGEST, drift.denominator)
-        p, q = map(self.probability, pair)
-        pd = xp.maximum(p, q) * (xp.abs(r1) / xp.clip(r1 + 1.0, 1.0, None))
-        log_p, log_q = (self.log_probs[policy] for policy in pair)
-        return Terms(self, drift, log_q, log_p, delta, xp.abs(delta), r1, k3, pd)
+        larger = xp.maximum(*map(self.probability, pair))
+        prob_diff = larger * (xp.abs(r1) / xp.clip(r1 + 1.0, 1.0, None))
+        log_train, log_rollout = (self.log_probs[policy] for policy in pair)
+        return Terms(self, drift, log_rollout, log_train, log_ratio, xp.abs(log_ratio), r1, k3, prob_diff)
 
     @once
     def probability(self, policy: Policy) -> Array:
@@ -135,25 +135,25 @@ class Terms(NamedTuple):
 
     Attributes:
         tokens: the tokens.
-        drift: the drift.
-        q: log-probs of its denominator, nats.
-        p: log-probs of its numerator, nats.
-        delta: Δ = p − q, nats.
-        size: |Δ|, nats.
-        r1: r − 1, with Δ held to ±345 so that neither it nor its square overflows.
+        drift: the drift, whose numerator is called train here and its denominator rollout.
+        log_rollout: log-probs of its denominator, nats.
+        log_train: log-probs of its numerator, nats.
+        log_ratio: Δ = log_train − log_rollout, nats.
+        abs_log_ratio: |Δ|, nats.
+        ratio_minus_1: r − 1, with Δ held to ±345 so that neither it nor its square overflows.
         k3: e^Δ − 1 − Δ, nats; never negative, since a Δ whose r is held is held too.
-        pd: |π_train − π_rollout| of the sampled token.
+        prob_diff: |π_train − π_rollout| of the sampled token.
     """
 
     tokens: Tokens
     drift: Drift
-    q: Array
-    p: Array
-    delta: Array
-    size: Array
-    r1: Array
+    log_rollout: Array
+    log_train: Array
+    log_ratio: Array
+    abs_log_ratio: Array
+    ratio_minus_1: Array
     k3: Array
-    pd: Array
+    prob_diff: Array
 
 
 # ---------------------------------------------------------------- Sums of sequences
@@ -165,18 +165,18 @@ def columns(terms: Terms) -> dict[str, Array]:
     An empty sequence has 0 everywhere. Σ(r² − 1) is Σ(r − 1)² + 2 Σ(r − 1). `gain` is min(r, 2) − 1.
     """
     tokens, drift, runs, xp = terms.tokens, terms.drift, terms.tokens.sequences, terms.tokens.xp
-    delta, r1, train, rollout = terms.delta, terms.r1, drift.numerator, drift.denominator
+    delta, r1, train, rollout = terms.log_ratio, terms.ratio_minus_1, drift.numerator, drift.denominator
     of_tokens = {
         "log_ratio": delta,
         "log_ratio_sq": delta * delta,
-        "abs_log_ratio": terms.size,
+        "abs_log_ratio": terms.abs_log_ratio,
         "ratio_minus_1": r1,
         "ratio_sq_minus_1": r1 * r1,
         "k3": terms.k3,
         "tv": f.total_variation(r1),
         "ratio_either_way_minus_1": xp.maximum(r1, xp.abs(r1) / f.importance_ratio(delta)),
-        "prob_diff": terms.pd,
-        "prob_diff_sq": terms.pd * terms.pd,
+        "prob_diff": terms.prob_diff,
+        "prob_diff_sq": terms.prob_diff * terms.prob_diff,
         "prob_product": tokens.probability(train) * tokens.probability(rollout),
     }
     if (advantage := tokens.advantages) is not None:
@@ -184,7 +184,7 @@ def columns(terms: Terms) -> dict[str, Array]:
         of_tokens |= {"advantage": advantage, "gain": gain, "advantage_gain": advantage * gain}
     result = {name: runs.sum(x) for name, x in of_tokens.items()}
     result["ratio_sq_minus_1"] += 2 * result["ratio_minus_1"]
-    result |= {name: runs.count(terms.size > bound) for name, bound in BEYOND.items()}
+    result |= {name: runs.count(terms.abs_log_ratio > bound) for name, bound in BEYOND.items()}
     result["tokens_differ"] = runs.count(delta != 0)
     result |= tokens.of_policy(train, "train") | tokens.of_policy(rollout, "rollout")
     log_ppl_diff = -result["log_ratio"] / runs.at_least_1
@@ -200,7 +200,7 @@ def columns(terms: Terms) -> dict[str, Array]:
 def ranges(terms: Terms, columns: Mapping[str, Array]) -> dict[str, tuple[float, float]]:
     """Compute the smallest and largest Δ and |p − q| of tokens, −mean Δ and ΣΔ of sequences."""
     prefix, there = terms.drift.prefix, terms.tokens.sequences.filled
-    found = {"log_ratio": terms.delta, "prob_diff": terms.pd}
+    found = {"log_ratio": terms.log_ratio, "prob_diff": terms.prob_diff}
     found["log_ppl_diff"] = columns[f"{prefix}log_ppl_diff"][there]
     found["sum_log_ratio"] = columns[f"{prefix}log_ratio"][there]
     return {prefix + name: extremes(x) for name, x in found.items()}

@@ -141,19 +141,23 @@ def observe(terms: Terms) -> State:
         lengths: sequences with a token.
     """
     first, second, noise, sizes = _bins()
-    of_q, many, batch = code(terms.q), (len(NOISE_EDGES) + 1) * SIZES, terms.tokens.batch
-    both, size = first[of_q] + second[code(terms.p)], noise[of_q] + sizes[code(terms.size)]
+    of_q, many, batch = code(terms.log_rollout), (len(NOISE_EDGES) + 1) * SIZES, terms.tokens.batch
+    both, size = first[of_q] + second[code(terms.log_train)], noise[of_q] + sizes[code(terms.abs_log_ratio)]
     lags, in_sync = batch.scalars.get(LAG, ()), np.zeros(SIZE)
     if any(lag == 0 for lag in lags):
         synced = np.repeat(np.array([lag == 0 for lag in lags], np.int16), batch.lengths)
         size += synced * np.int16(many)
-        in_sync += np.bincount(index(terms.delta), synced, SIZE)
+        in_sync += np.bincount(index(terms.log_ratio), synced, SIZE)
 
-    far, near = np.flatnonzero(terms.size > FAR), np.ones_like(terms.r1)
+    far, near = np.flatnonzero(terms.abs_log_ratio > FAR), np.ones_like(terms.ratio_minus_1)
     near[far] = 0.0  # what is near is summed without what is far, which may be larger by e^300
-    between, near_r1 = np.zeros((4, len(EDGES) + 1)), near * terms.r1
-    between[:, len(THRESHOLDS)] = [x.sum() for x in (near, near_r1, near_r1 * terms.r1, near * terms.k3)]
-    delta, r1, k3, q, p = (x[far] for x in (terms.delta, terms.r1, terms.k3, terms.q, terms.p))
+    between, near_r1 = np.zeros((4, len(EDGES) + 1)), near * terms.ratio_minus_1
+    between[:, len(THRESHOLDS)] = [
+        x.sum() for x in (near, near_r1, near_r1 * terms.ratio_minus_1, near * terms.k3)
+    ]
+    delta, r1, k3, q, p = (
+        x[far] for x in (terms.log_ratio, terms.ratio_minus_1, terms.k3, terms.log_rollout, terms.log_train)
+    )
     at = np.searchsorted(EDGES, delta, side="right")
     for row, x in zip(between, (np.ones_like(r1), r1, r1 * r1, k3), strict=True):
         row += np.bincount(at, x, len(row))

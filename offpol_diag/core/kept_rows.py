@@ -73,11 +73,11 @@ TIES = 1000
 def observe(terms: Terms, groups: Array) -> State:
     """Keep rows of a batch on the host, given the hash of each sequence's group, [S]."""
     runs, k3 = terms.tokens.sequences, np.nan_to_num(terms.tokens.sequences.mean(terms.k3))
-    most = runs.max(terms.size)
+    most = runs.max(terms.abs_log_ratio)
     sequences = [(float(k3[at]), _sequence(terms, at, k3)) for at in _largest(k3, SEQUENCES).tolist()]
     worst = np.partition(most, -TOKENS)[-TOKENS] if len(most) > TOKENS else 0.0
     at = np.flatnonzero(runs.spread((most >= worst) & (most > 0)))
-    tokens = [_token(terms, i) for i in at[_largest(terms.size[at], TOKENS)].tolist()]
+    tokens = [_token(terms, i) for i in at[_largest(terms.abs_log_ratio[at], TOKENS)].tolist()]
     return State(
         records={
             "worst": Records.of(SEQUENCES, sequences),
@@ -112,9 +112,9 @@ def _sequence(terms: Terms, at: int, k3_mean: Array) -> Row:
         first = int(np.argmax(total[STRIP:] - total[:-STRIP]))
     here = slice(begin + first, min(begin + first + STRIP, end))
     lag = batch.scalars["policy_lag"][at] if "policy_lag" in batch.scalars else None
-    most = min(float(terms.size[whole].max()), LARGEST)
+    most = min(float(terms.abs_log_ratio[whole].max()), LARGEST)
     return _named(batch, at) | {
-        "log_ratio_sum": float(np.nan_to_num(terms.delta[whole].sum())),
+        "log_ratio_sum": float(np.nan_to_num(terms.log_ratio[whole].sum())),
         "k3_mean": float(k3_mean[at]),
         "max_abs_log_ratio": float(np.nan_to_num(most)),
         "policy_lag": lag if isinstance(lag, int) else None,
@@ -122,9 +122,9 @@ def _sequence(terms: Terms, at: int, k3_mean: Array) -> Row:
         "first": first,
         "positions": batch.position[here].copy(),
         "token_ids": np.zeros(0, np.int64) if batch.token_ids is None else batch.token_ids[here].copy(),
-        "log_ratios": np.nan_to_num(terms.delta[here]),
-        "rollout_log_probs": terms.q[here].copy(),
-        "train_log_probs": terms.p[here].copy(),
+        "log_ratios": np.nan_to_num(terms.log_ratio[here]),
+        "rollout_log_probs": terms.log_rollout[here].copy(),
+        "train_log_probs": terms.log_train[here].copy(),
     }
 
 
@@ -134,12 +134,12 @@ def _token(terms: Terms, at: int) -> Row:
     row = int(np.searchsorted(batch.cu_seqlens, at, side="right")) - 1
     first, last = batch.cu_seqlens[row : row + 2].tolist()
     begin, end = max(at - CONTEXT, first), min(at + CONTEXT + 1, last)
-    around = np.nan_to_num(terms.delta[begin:end]).tolist()
+    around = np.nan_to_num(terms.log_ratio[begin:end]).tolist()
     return _named(batch, row) | {
         "position": int(batch.position[at]),
         "token_id": None if batch.token_ids is None else int(batch.token_ids[at]),
-        "rollout_log_prob": float(terms.q[at]),
-        "train_log_prob": float(terms.p[at]),
+        "rollout_log_prob": float(terms.log_rollout[at]),
+        "train_log_prob": float(terms.log_train[at]),
         "log_ratio": around[at - begin],
         "before": around[: at - begin],
         "after": around[at - begin + 1 :],
@@ -194,12 +194,17 @@ class Sample:
         batch, lengths = terms.tokens.batch, terms.tokens.batch.lengths
         given, there = batch.scalars.get("step", [None] * batch.sequences), np.flatnonzero(lengths)
         step = np.array([one % STEPS if isinstance(one, int) else 0 for one in given], np.int64)
-        values = {"q": terms.q, "p": terms.p, "position": batch.position, "turn": batch.turn}
+        values = {
+            "q": terms.log_rollout,
+            "p": terms.log_train,
+            "position": batch.position,
+            "turn": batch.turn,
+        }
         more = {"token_ids": batch.token_ids, "entropy": batch.entropy, "reference": batch.reference}
         more["sign"] = None if batch.advantages is None else np.sign(batch.advantages) + 1
         values |= {name: x for name, x in more.items() if x is not None}
         scalars = batch.scalars | ({} if batch.rewards is None else {"rewards": batch.rewards.tolist()})
-        order = _hashes(batch, terms.q, terms.p)
+        order = _hashes(batch, terms.log_rollout, terms.log_train)
         rows = np.stack((step, groups.view(np.int64), order, lengths, lengths + batch.masked))
         costs = np.bincount(step[there], lengths[there] + EACH, STEPS).astype(np.int64)
         found = cls(rows, values, scalars, costs)._at(there)
@@ -314,9 +319,9 @@ def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Pr
     A token is dropped if it is rejected, vetoed or of weight 0, a sequence if all its tokens are.
     """
     batch, runs, a = terms.tokens.batch, terms.tokens.sequences, terms.tokens.batch.advantages
-    columns, records, total = dict(terms.tokens.counts), dict[str, Any](), runs.sum(terms.delta)
+    columns, records, total = dict(terms.tokens.counts), dict[str, Any](), runs.sum(terms.log_ratio)
     units: dict[str, Any] = {
-        "tokens": (runs.sum, terms.delta, a),
+        "tokens": (runs.sum, terms.log_ratio, a),
         "sequences": (np.asarray, total, None if a is None else runs.mean(a)),
     }
 

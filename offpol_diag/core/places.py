@@ -163,13 +163,13 @@ def cut(terms: Terms) -> tuple[Pieces, Pieces]:
     row = np.repeat(np.arange(batch.sequences), batch.lengths)
     places = {by: at for by in OF_TOKENS if (at := by.places(batch)) is not None}
     x = {
-        "log_ratio": terms.delta,
+        "log_ratio": terms.log_ratio,
         "k3": terms.k3,
-        "ratio_minus_1": terms.r1,
-        "abs_log_ratio": terms.size,
-        "prob_diff": terms.pd,
-        "ratio_sq_minus_1": terms.r1 * terms.r1,
-        "f_2": floats(terms.size > math.log(2)),
+        "ratio_minus_1": terms.ratio_minus_1,
+        "abs_log_ratio": terms.abs_log_ratio,
+        "prob_diff": terms.prob_diff,
+        "ratio_sq_minus_1": terms.ratio_minus_1 * terms.ratio_minus_1,
+        "f_2": floats(terms.abs_log_ratio > math.log(2)),
         "tokens": np.ones(batch.tokens),
     }
     alike = {by.name: at for by, at in places.items() if by.alike}

@@ -31,10 +31,10 @@ def observe(terms: Terms, total: Array, buckets: Array) -> State:
     """
     prefix, at = terms.drift.prefix, index(terms.k3)
     logs = np.where(terms.tokens.batch.lengths > 0, total, -np.inf)
-    bins = np.bincount(index(terms.delta), minlength=SIZE)
+    bins = np.bincount(index(terms.log_ratio), minlength=SIZE)
     k3 = np.stack([np.bincount(at, x, SIZE).astype(np.float64) for x in (None, terms.k3)])
     lowest = SIZE - 1 - int(np.searchsorted(np.cumsum(bins[::-1]), TAIL))  # the bin of the last that is kept
-    largest = terms.delta[terms.delta >= edges()[lowest]] if lowest > 0 else terms.delta
+    largest = terms.log_ratio[terms.log_ratio >= edges()[lowest]] if lowest > 0 else terms.log_ratio
     products = {f"{prefix}w": logs, f"{prefix}ww": 2 * logs}
     return State(
         tables={f"{prefix}products": Table.of(products, buckets, kind="logs")},
