@@ -21,7 +21,7 @@ from offpol_diag.core.observe import examine
 from offpol_diag.diagnosis.decide import diagnosed
 from offpol_diag.dump.convert import open_dump
 from offpol_diag.dump.forms import FORMS
-from offpol_diag.dump.schema import POSITION, TABLE
+from offpol_diag.dump.schema import POSITION, TABLE, WORDS
 from offpol_diag.dump.writer import to_table, write_tables
 from offpol_diag.gate import judged, required
 from offpol_diag.number import Numbers
@@ -174,10 +174,9 @@ def dumps() -> str:
 
 
 def _forms() -> str:
-    """Every form: its files, and what they hold."""
-    each = (one for one in FORMS)
-    rows = [(f"`{one.name}`", one.trainer or "any", f"`{one.files}`", one.holds) for one in each]
-    return _table(("form", "trainer", "files", "hold"), rows)
+    """Every form, and its files."""
+    rows = [(f"`{one.name}`", one.trainer or "any", f"`{one.files}`") for one in FORMS]
+    return _table(("form", "trainer", "files"), rows)
 
 
 def _columns() -> str:
@@ -189,7 +188,7 @@ def _columns() -> str:
         "either": "{}, or list of {}",
     }
     rows = [
-        (f"`{one.name}`", holds[one.holds].replace("{}", _kind(one.stored)), one.meaning)
+        (f"`{one.name}`", holds[one.holds].replace("{}", WORDS[one.stored]), one.meaning)
         for one in TABLE
         if one.name != POSITION
     ]
@@ -197,11 +196,6 @@ def _columns() -> str:
         ("column", "holds", ""),
         [*rows, ("any other scalar", "", "for `--group-by` (host, engine, environment)")],
     )
-
-
-def _kind(stored: object) -> str:
-    kinds = {"None": "text or int", "string": "text", "int8": "0 or 1"}
-    return kinds.get(str(stored), "float" if "float" in str(stored) or "double" in str(stored) else "int")
 
 
 def _filled(name: str) -> str:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from offpol_diag.errors import install
 
-NEEDED = ("typer", "rich", "pydantic", "threadpoolctl", "polars", "jinja2", "junitparser")
+NEEDED = ("typer", "rich", "pydantic", "polars", "jinja2", "junitparser")
 """Modules of the extra `cli`."""
 
 

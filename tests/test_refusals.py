@@ -111,14 +111,12 @@ LONG = pa.ListArray.from_arrays(pa.array([0, 5_000_000], pa.int32()), pa.repeat(
 NO_ROWS = pa.array([[], []], pa.list_(pa.float64()))
 WITHOUT = {ROLLOUT: None, OLD: None, "prompt": ["p"] * 4}
 NOT_UTF8 = pa.array([b"a", b"b", b"a", b"\xff\xfe"])
-NO_TYPE = {ROLLOUT: (["-1"], -1.0), OLD: ([1], [[-1.0]], "[-1.0]"), MASK: (["1"], 1), "token_ids": ([1.0],)}
+NO_TYPE = {ROLLOUT: (["-1"],), OLD: ([1], [[-1.0]], "[-1.0]"), MASK: (["1"], 1), "token_ids": ([1.0],)}
 NO_TYPE |= {"rewards": ([1.0],), "advantages": ("1",), "weight_versions": (1,), "step": ("one",)}
 NO_TYPE |= {"policy_lag": (True,), "finish_reason": (1,), "prompt_ids": ([1.5],), "group_id": ({"a": 1},)}
 DIFFER = [  # column, and what two files have of it
     ("token_ids", {"token_ids": [[1]] * 4}, {}),
     ("rewards", {}, {"rewards": [1.0] * 4}),
-    ("group_id", {"group_id": [1] * 4}, {"group_id": ["1"] * 4}),
-    ("advantages", {"advantages": [1.0] * 4}, {"advantages": GOOD}),
     ("current_log_probs", {"log_prob": GOOD}, {"current_log_probs": GOOD}),
 ]
 SKIP = "a.parquet --on-bad-row skip"
@@ -149,7 +147,6 @@ DUMPS = [  # columns of a.parquet, or what writes files; what is read; what is s
     ({}, "a.parquet --columns old=old_logprob", ": --columns: there is no column", "did you mean"),
     ({}, "a.parquet --columns old=zzz", ": --columns: there is no column 'zzz'", "the columns are rollout"),
     ({}, "a.parquet --columns rolout=x", "--columns rolout=x: no part is called", "did you mean rollout"),
-    ({}, f"a.parquet --columns old={OLD},current={OLD}", "--columns: 'old_log_probs' is given", "each part"),
     ({"logprobs": GOOD}, "", ": rollout_log_probs and logprobs can each be the rollout", "say which:"),
     ({"host": ["x"] * 4}, "a.parquet --group-by hots", ": --group-by: there is no column", "did you mean"),
     ({"pairs": [[1]] * 4}, "a.parquet --group-by pairs", ": column 'pairs' holds list", "group by a column"),
@@ -172,7 +169,7 @@ DUMPS = [  # columns of a.parquet, or what writes files; what is read; what is s
     ({"group_id": NOT_UTF8}, "", ", row group 1, rows 2 to 3, column 'group_id': no label", "write the"),
     ({"host": NOT_UTF8}, "a.parquet --group-by host", ", row group 1, rows 2 to 3, column 'host': no", ""),
     # a row per token
-    (by_token(sequence_id=None), "", ": no column holds sequence_id (there is one row per token)", "name it"),
+    (by_token(sequence_id=None), "", ": no column holds sequence_id (a row is a token)", "name it"),
     (by_token(sequence_id=[0, 1, 0, 1]), "", ", row 2: the sequence '0' comes back after another", "sort it"),
     (by_token(sequence_id=[0, None, 1, 1]), "", ", row 1, column 'sequence_id': it is null", "give every"),
     (by_token(position=[1, 0, 0, 1]), "", ", row 1: positions do not rise within a sequence", "sort it"),
@@ -247,7 +244,7 @@ COMMANDS = [
     ("report r.json -o r.json", "r.json: is what is read", "write to another file"),
     ("convert sampled.parquet", "convert needs files and a target", "offpol-diag convert DUMP"),
     ("convert sampled.parquet --to sampled.parquet", "sampled.parquet: is what is read", "write to another"),
-    ("convert sampled.parquet --to pipe", "pipe: a directory or a device", "name a file for the dump"),
+    ("convert sampled.parquet --to pipe", "pipe: a device, or what is read", "write to another"),
     # values
     ("gate", "missing argument 'DUMP'", "see `offpol-diag gate --help`"),
     *((f"{ANALYZE}{option} x", f"invalid value for '{option}': ", "")

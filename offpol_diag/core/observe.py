@@ -39,13 +39,13 @@ from offpol_diag.core.state import REPLICATES, State, Table, buckets_of, groups_
 from offpol_diag.core.study import Readout, Study
 from offpol_diag.core.whole_steps import MADE, WholeSteps, read_whole_steps, refuse_steps
 from offpol_diag.dump.batch import Batch
-from offpol_diag.dump.read import Dump
+from offpol_diag.dump.read import Dump, Progress
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.result import DumpFacts, Result, Run
 from offpol_diag.run.devices import CPU, ON_CPU, Choice, devices, worth_a_gpu
 from offpol_diag.run.ray import Engine, connected
-from offpol_diag.run.threads import Progress, Threads, own, peak_rss
+from offpol_diag.run.threads import Threads, own, peak_rss
 
 # ---------------------------------------------------------------- one batch
 
@@ -209,7 +209,7 @@ def examine(
     run = Run(
         command="analyze",
         version=version("offpol-diag"),
-        device=choice.name,
+        device=" ".join(choice.devices),
         engine=f"{runs.name}; {choice.unused}" if choice.unused else runs.name,
         seed=seed,
         replicates=REPLICATES,
@@ -236,4 +236,4 @@ def running(
     if threads and threads > 1:
         what = f"--threads {threads} is for this machine: with --engine ray the cluster says how many"
         raise UsageError(what, "offer Ray more or fewer CPUs")
-    return connected(choice.name, progress)
+    return connected(choice.devices[0], progress)

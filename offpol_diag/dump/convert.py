@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import pyarrow.parquet as pq
 
 from offpol_diag.dump import read
 from offpol_diag.dump.forms import ENDINGS, FORMS, Files, Form, Row, rows_of, told
-from offpol_diag.dump.read import Dump, named
-from offpol_diag.dump.schema import COLUMNS, NONE, ROLLOUT, assigned, require
+from offpol_diag.dump.read import Dump, first_line, named
+from offpol_diag.dump.schema import NONE, ROLLOUT, assigned, require
 from offpol_diag.dump.sources import PARQUET, Location, find, kind
 from offpol_diag.dump.writer import stamped, to_table, write_tables
 from offpol_diag.errors import DumpError, UsageError
@@ -27,13 +28,12 @@ GROUP = 1 << 19
 
 @dataclass
 class Converted:
-    """A canonical dump made of other files; `tokens` include masked ones, `dropped` have no others."""
+    """A canonical dump made of other files; `tokens` include masked ones."""
 
     path: Path
     notes: list[str] = field(default_factory=list)
     sequences: int = 0
     tokens: int = 0
-    dropped: int = 0
 
 
 def form_of(sources: Sequence[Any]) -> tuple[list[Path], Form] | None:
@@ -79,35 +79,33 @@ def convert(sources: Sequence[str], target: Path, columns: Mapping[str, str] | N
     """
     found, made = form_of(sources), Converted(target)
     dump = None if found else read.open_dump(sources, columns=columns)
-    files = dump.info.files if dump else found[0] if found else ()
-    if target.exists() and not target.is_file():
-        raise UsageError(f"{target}: a directory or a device, no file", "name a file for the dump")
-    if any(target.exists() and Path(one).exists() and target.samefile(one) for one in files):
-        raise UsageError(f"{target}: is what is read", "write to another file")
+    files = [Path(one) for one in (dump.info.files if dump else found[0] if found else ())]
+    if target.exists() and not (target.is_file() and target.resolve() not in map(Path.resolve, files)):
+        raise UsageError(f"{target}: a device, or what is read", "write to another file")
     if found:
         _convert(*found, made, columns or {})
     elif dump:
         names = {column: role for role, column in dump.plan.columns.items()}
-        tables = (rows.table for rows in dump.read(dump.plan.names, GROUP))
-        tables = (pa.table(x.columns, [names.get(one, one) for one in x.schema.names]) for x in tables)
-        _put(tables, made, dump.info.provenance)
+        tables = (pa.Table.from_batches([rows.table]) for rows in dump.read(dump.plan.names, GROUP))
+        renamed = (one.rename_columns([names.get(x, x) for x in one.column_names]) for one in tables)
+        _put(renamed, made, dump.info.provenance)
     return made
 
 
 def _convert(files: Sequence[Path], form: Form, made: Converted, columns: Mapping[str, str]) -> None:
     """Convert files of a form; the first row says which token columns all have."""
-    shown = named(files)
+    shown, dropped = named(files), 0
 
     def tables() -> Iterator[pa.Table]:
+        nonlocal dropped
         held, size = list[tuple[str, Row]](), 0
         for where, row in rows_of(form, Files(files, columns)):
-            if row is None or len(row.get(ROLLOUT, (1,))) == 0:
-                made.dropped += 1
+            if ROLLOUT in row and not len(row[ROLLOUT]):
+                dropped += 1
                 continue
-            if not held:
-                require(row, [*row], where, page=form.page)
+            require(row, [*row], where, page=form.page)
             held.append((where, row))
-            size += len(row[ROLLOUT]) if ROLLOUT in row else 0
+            size += len(row[ROLLOUT])
             if size >= GROUP:
                 yield _table(held)
                 held, size = [], 0
@@ -118,8 +116,19 @@ def _convert(files: Sequence[Path], form: Form, made: Converted, columns: Mappin
     if not made.sequences:
         raise DumpError(f"{shown}: no sequence that counts is in it", "check that its writer was closed")
     made.notes.append(f"{shown} read as {f'{form.trainer} ({form.name})' if form.trainer else form.name}")
-    if made.dropped:
-        made.notes.append(f"{made.dropped} sequences without a token that counts are left out")
+    if dropped:
+        made.notes.append(f"{dropped} sequences without a token that counts are left out")
+
+
+def _table(held: Sequence[tuple[str, Row]]) -> pa.Table:
+    """Return rows as a table; columns that no row fills are left out."""
+    names = dict.fromkeys(chain.from_iterable(row for _, row in held))
+    columns = {name: [row.get(name) for _, row in held] for name in names}
+    try:
+        return to_table({name: x for name, x in columns.items() if any(one is not None for one in x)})
+    except ValueError as error:
+        span = f"{held[0][0]} to {held[-1][0].rpartition(', ')[2]}"
+        raise DumpError(f"{span}: {error}", "mend the file, or leave the column out") from error
 
 
 def _put(tables: Iterator[pa.Table], made: Converted, said: dict[str, Any]) -> None:
@@ -134,28 +143,8 @@ def _put(tables: Iterator[pa.Table], made: Converted, said: dict[str, Any]) -> N
     try:
         write_tables(counted(), made.path, stamped({"versions": {}, **said}))
     except (pa.ArrowException, OSError) as error:
-        what = f"{made.path}: cannot be written ({str(error).splitlines()[0]})"
-        raise DumpError(what, "make room there, or give each column one type in all rows") from error
-
-
-def _table(held: Sequence[tuple[str, Row]]) -> pa.Table:
-    """Return rows as a table; labels of several kinds become text, and those of no row are left out."""
-    rows = [row for _, row in held]
-    columns: dict[str, Any] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        values = [row.get(name) for row in rows]
-        if name not in COLUMNS or COLUMNS[name].stored is None:
-            try:
-                pa.array(values, from_pandas=True)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError):
-                values = [None if one is None else str(one) for one in values]
-        if any(one is not None for one in values):
-            columns[name] = values
-    try:
-        return to_table(columns)
-    except ValueError as error:
-        span = f"{held[0][0]} to {held[-1][0].rpartition(', ')[2]}"
-        raise DumpError(f"{span}: {error}", "mend the file, or leave the column out") from error
+        hint = "make room there, or give each column one type in all rows"
+        raise DumpError(f"{made.path}: cannot be written ({first_line(error)})", hint) from error
 
 
 # ---------------------------------------------------------------- open
@@ -206,6 +195,5 @@ def in_files(what: Any) -> Iterator[tuple[list[Any], str]]:
                 pq.write_table(pa.table(what), file, compression="zstd", row_group_size=1 << 14)
         except (pa.ArrowException, TypeError, ValueError) as error:
             hint = "give paths, a pyarrow, polars or pandas table, or a dict of tensors or lists by column"
-            said = next(iter(str(error).splitlines()), "")
-            raise UsageError(f"a dump cannot be read from {label}: {said}", hint) from error
+            raise UsageError(f"a dump cannot be read from {label}: {first_line(error)}", hint) from error
         yield [Location(None, str(file), f"<{label}>")], f"<{label}>"

@@ -1,8 +1,7 @@
 """What trainers write by themselves → rows of a dump: NeMo-RL, prime-rl, slime, miles, SkyRL; JSON lines.
 
-A form is a function: files → the columns of each sequence, by the names of `schema`; a row that is None has
-no token that counts. To add a form, write its function and its row in `FORMS`: whatever goes wrong in it is
-one error that names the place `Files.where`.
+A form is a function: files → the columns of each sequence, by the names of `schema`. To add a form, write
+its function and its row in `FORMS`: whatever goes wrong in it is one error that names `Files.where`.
 """
 
 from __future__ import annotations
@@ -22,12 +21,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offpol_diag.dump.schema import COLUMNS, FINISH_REASON, MASK, OLD, ROLLOUT, assigned, require
+from offpol_diag.dump.schema import MASK, OLD, ROLLOUT, assigned, require
 from offpol_diag.dump.writer import Array, as_array
 from offpol_diag.errors import DumpError
 
 Row = dict[str, Any]
-Rows = Iterator[Row | None]
 FOLD, FREE = 100, 1 << 28
 """Most bytes that a compressed byte may unfold to, and bytes that are free; log-probs unfold to 3 to 20."""
 LONGEST_TEXT = 64
@@ -84,8 +82,6 @@ def explained(files: Files, trainer: str) -> Iterator[None]:
 
 def numbers(value: Any, name: str = "a column", dimensions: int = 1) -> Array:
     """Return a list of numbers or a tensor as an array; null is NaN."""
-    if hasattr(value, "untyped_storage") and value.nbytes > value.untyped_storage().nbytes():
-        raise ValueError(f"{name} repeats the numbers of a smaller tensor")  # it could take any memory
     found = as_array(value)
     if found.dtype == object:
         found = np.asarray(value, np.float64)
@@ -97,67 +93,65 @@ def numbers(value: Any, name: str = "a column", dimensions: int = 1) -> Array:
 # ---------------------------------------------------------------- JSON lines, NeMo-RL, prime-rl
 
 
-def json_lines(files: Files) -> Rows:
+def json_lines(files: Files) -> Iterator[Row]:
     """One object per sequence, a list per token column, under any names.
 
     Of fields that are no column, short ones, which may say where a row is from, are kept.
     """
     for _, one in files.records():
         found = assigned([*one], files.columns, files.where)
-        found = {name: x for name, x in found.items() if one[x] is not None}
+        found = {name: key for name, key in found.items() if one[key] is not None}
         require(found, [*one], files.where)
-        plain = {x: y for x, y in one.items() if isinstance(y, int | float | str)}
-        row: Row = {x: y for x, y in plain.items() if not isinstance(y, str) or len(y) <= LONGEST_TEXT}
+        plain = {key: x for key, x in one.items() if isinstance(x, int | float | str)}
+        row: Row = {key: x for key, x in plain.items() if len(str(x)) <= LONGEST_TEXT}
         for name, key in found.items():
-            value, column = one[key], COLUMNS[name]
             row.pop(key, None)
-            if name == FINISH_REASON and isinstance(value, dict):  # as SGLang says it
-                value = value.get("type")
-            listed = column.holds in ("tokens", "list") or (column.of_tokens and isinstance(value, list))
-            row[name] = numbers(value, key) if listed else value
+            row[name] = numbers(one[key], key) if isinstance(one[key], list) else one[key]
         yield row
 
 
-def whole(mask: Any, tokens: Any, **columns: Any) -> Row | None:
-    """Return a row of columns over prompt and response; None if no token counts.
+def whole(mask: Any, tokens: Any, **columns: Any) -> Row:
+    """Return a row of columns over prompt and response, without a token if none counts.
 
     The response begins at the first token that counts, and ends at the last one.
     """
-    counts = np.asarray(mask) != 0
-    if not counts.any():
-        return None
-    n = len(counts)
-    first, last = int(counts.argmax()), n - int(counts[::-1].argmax())
+    counts = numbers(mask, "the mask") != 0
+    n, at = len(counts), np.flatnonzero(counts)
+    first, last = (int(at[0]), int(at[-1]) + 1) if at.size else (0, 0)
     ids = numbers(tokens, "token_ids")[:n]
-    row = {x: numbers(one, x)[:n][first:last].copy() for x, one in columns.items() if one is not None}
+    row = {name: numbers(x, name)[:n][first:last].copy() for name, x in columns.items() if x is not None}
     row |= {MASK: counts[first:last].astype(np.int8), "token_ids": ids[first:last]}
     group = blake2b(ids[:first].tobytes(), digest_size=8).hexdigest()
     return row | {"prompt_ids": ids[:first], "prompt_length": first, "group_id": group}
 
 
-def nemo_rl(files: Files) -> Rows:
+def step_of(path: Path) -> int | None:
+    """Return the training step that a file's name says."""
+    found = re.search(r"step_?(\d{1,17})", path.name)
+    return int(found[1]) if found else None
+
+
+def nemo_rl(files: Files) -> Iterator[Row]:
     """`train_data_step*.jsonl` since 0.6 (nemo_rl/utils/logger.py): each field is a list of one, padded.
 
     Index 0 holds a placeholder, and is masked.
     """
     for i, (path, one) in enumerate(files.records()):
         one = {name: x[0] if isinstance(x, list) and len(x) == 1 else x for name, x in one.items()}
-        n, step = one["input_lengths"], _in_name(path, r"step(\d+)")
+        n, step = one["input_lengths"], step_of(path)
         mask = (numbers(one["token_loss_mask"])[:n] != 0) & (float(one.get("sample_loss_mask", 1)) != 0)
         mask[:1] = 0
         old = numbers(one["prev_logprobs"], "prev_logprobs")[:n]
-        row = whole(
+        yield whole(
             mask,
             one["token_ids"][:n],
             rollout_log_probs=one["generation_logprobs"],
             old_log_probs=old if old.any() else None,  # that pass was skipped
             advantages=one.get("advantages"),
-        )
-        more = {"rewards": one.get("rewards"), "step": step, "sequence_id": f"{step}/{one.get('idx', i)}"}
-        yield row and row | more
+        ) | {"rewards": one.get("rewards"), "step": step, "sequence_id": f"{step}/{one.get('idx', i)}"}
 
 
-def prime_rl(files: Files) -> Rows:
+def prime_rl(files: Files) -> Iterator[Row]:
     """`token_exports/step_*/rank_*.jsonl` (rl/token_export.py): one pass, which is old and current.
 
     Ranks of a step may still be writing until its file STABLE is there.
@@ -168,7 +162,8 @@ def prime_rl(files: Files) -> Rows:
         raise DumpError(f"{files.paths[0].parent}: no file STABLE, so its ranks may still be writing", hint)
     for _, one in files.records(stable):
         old, advantages = numbers(one["trainer_logprobs"], "trainer_logprobs"), one.get("advantages")
-        row = whole(
+        within = (one.get(name) for name in ("run_id", "step", "rank", "export_sequence_idx"))
+        yield whole(
             one["loss_mask"],
             one["token_ids"],
             rollout_log_probs=one["inference_logprobs"],
@@ -176,20 +171,12 @@ def prime_rl(files: Files) -> Rows:
             current_log_probs=old,
             advantages=advantages and np.nan_to_num(numbers(advantages).astype(float)),
             entropy=one.get("entropy"),
-        )
-        within = (one.get(name) for name in ("run_id", "step", "rank", "export_sequence_idx"))
-        more = {
+        ) | {
             "sequence_id": "/".join(str(x) for x in within if x is not None),
             "step": one["step"],
             "env_name": one.get("env_name"),
             "rewards": next((x for x in reversed(one.get("rewards") or []) if x is not None), None),
         }
-        yield row and row | more
-
-
-def _in_name(path: Path, pattern: str) -> int:
-    found = re.search(pattern, path.name)
-    return int(found[1]) if found and len(found[1]) < 18 else 0
 
 
 # ---------------------------------------------------------------- slime, miles
@@ -198,33 +185,46 @@ SLIME = {"log_probs": OLD} | {name: name for name in (ROLLOUT, "advantages", "en
 """Their columns → ours, of which a context-parallel rank holds its slice."""
 
 
-def slime(files: Files) -> Rows:
+def slime(files: Files) -> Iterator[Row]:
     """`train_data/{rollout}.pt` of slime since 2026-08-12 (observability/train_data_utils.py).
 
     And `{rollout}_{rank}.pt` of miles, and of slime up to 0.3.1 (utils/train_dump_utils.py): tensor-parallel
     ranks repeat each other, only the last pipeline stage has log-probs, and each context-parallel rank has
     two chunks of the response, from both ends (training_utils/cp_utils.py). `rollout_data/` beside it has
-    groups, raw rewards, versions and ends.
+    groups, raw rewards, versions (a text, or spans, per call; the oldest is taken) and ends.
     """
     for (folder, _), group in groupby(files.paths, lambda path: (path.parent, path.stem.partition("_")[0])):
-        samples = dict[int, tuple[str, Row]]()
+        samples = dict[int, Row]()
         for path in group:
             files.where = str(path)
             dump = load(path)
             rollout = dump["rollout_id"]
             for index, one in _samples(dump):
                 files.where = f"{path}, sample {index}"
-                _, row = samples.setdefault(index, (files.where, {}))
+                row = samples.setdefault(index, {})
                 row |= {name: x for name, x in _of_slime(one, dump, row).items() if name not in row}
         beside = folder.parent / "rollout_data" / f"{rollout}.pt"
         files.where = str(beside)
         there = load(beside)["samples"] if beside.is_file() else ()
         sampled = {one.get("index", i): one for i, one in enumerate(there)}
-        for index, (files.where, row) in samples.items():
+        for index, row in samples.items():
+            files.where = f"{folder}, rollout {rollout}, sample {index}"
             if any(np.isnan(row[name]).any() for name in SLIME.values() if name in row):
                 raise ValueError("context-parallel ranks are missing: read all files of a rollout together")
-            row |= _of_rollout(sampled.get(index, {}), row)
-            yield row | {"step": rollout, "sequence_id": f"{rollout}/{index}"}
+            other, own = sampled.get(index, {}), row.pop("weight_versions")
+            calls = other.get("weight_versions") or own or ()
+            spans = [span for call in calls for span in (call if isinstance(call, list) else [call])]
+            versions = [str(span["version"] if isinstance(span, dict) else span) for span in spans]
+            yield row | {
+                "rewards": other.get("reward")
+                if isinstance(other.get("reward"), int | float)
+                else row["rewards"],
+                "group_id": other.get("group_index"),
+                "finish_reason": other.get("status"),
+                "rollout_version": min((int(one) for one in versions if one.isdecimal()), default=None),
+                "step": rollout,
+                "sequence_id": f"{rollout}/{index}",
+            }
 
 
 def _samples(dump: Row) -> Iterator[tuple[int, Row]]:
@@ -233,8 +233,7 @@ def _samples(dump: Row) -> Iterator[tuple[int, Row]]:
         raw = dump.get("raw_reward")
         for i, one in enumerate(dump["samples"]):
             at = one.get("rollout_position", i)
-            more = {"rewards": raw[at]} if isinstance(raw, list) and 0 <= at < len(raw) else {}
-            yield one.get("sample_index", at), one | more
+            yield one.get("sample_index", at), one | ({"rewards": raw[at]} if isinstance(raw, list) else {})
         return
     data = {name: x for name, x in dump["rollout_data"].items() if isinstance(x, list)}
     for i, index in enumerate(data["sample_indices"]):
@@ -269,20 +268,6 @@ def _of_slime(one: Row, dump: Row, row: Row) -> Row:
     }
 
 
-def _of_rollout(other: Row, row: Row) -> Row:
-    """Return what a rollout dump says of a sample: of its versions (a text, or spans, per call) the first."""
-    own, reward = row.pop("weight_versions"), other.get("reward")
-    calls = other.get("weight_versions") or own or ()
-    spans = [span for call in calls for span in (call if isinstance(call, list) else [call])]
-    versions = [str(span["version"] if isinstance(span, dict) else span) for span in spans]
-    return {
-        "rewards": reward if isinstance(reward, int | float) else row["rewards"],
-        "group_id": other.get("group_index"),
-        "finish_reason": other.get("status"),
-        "rollout_version": min((int(one) for one in versions if one.isdecimal()), default=None),
-    }
-
-
 def load(file: Path | io.BytesIO) -> Any:
     """Read what `torch.save` has written: plain values and tensors; torch refuses anything that could run."""
     import torch
@@ -313,13 +298,13 @@ class Unpickler(pickle.Unpickler):
         return Stub
 
 
-def skyrl(files: Files) -> Rows:
+def skyrl(files: Files) -> Iterator[Row]:
     """`dumped_data/global_step_*_training_input.pkl` (training_batch.py): padded on the left.
 
     An end that the generator appended has rollout log-prob 0; it was not sampled, and is masked.
     """
     for path in files.paths:
-        files.where, step = str(path), _in_name(path, r"global_step_(\d+)_")
+        files.where, step = str(path), step_of(path)
         state = Unpickler(io.BytesIO(path.read_bytes())).load().state
         data = {name: _array(one) for name, one in state["batch_dict"].items() if isinstance(one, dict)}
         mask, width = data["loss_mask"] != 0, data["loss_mask"].shape[1]
@@ -342,7 +327,7 @@ def skyrl(files: Files) -> Rows:
             }
             row |= {"advantages": data["advantages"][i, begin:]} if "advantages" in data else {}
             row |= {"rewards": float(data["rewards"][i].sum())} if "rewards" in data else {}
-            yield row if mask[i].any() else None
+            yield row
 
 
 def _array(one: Row) -> Array:
@@ -356,7 +341,7 @@ def _array(one: Row) -> Array:
 
 
 class Form(NamedTuple):
-    """A form: whose, what its files are called and hold, how it is told, and what reads it.
+    """A form: whose, what its files are called, how it is told, and what reads it.
 
     Attributes:
         path: the last two names of a file's path, as a regular expression.
@@ -367,29 +352,23 @@ class Form(NamedTuple):
     name: str
     trainer: str
     files: str
-    holds: str
     path: str
     fields: str
-    rows: Callable[[Files], Rows]
+    rows: Callable[[Files], Iterator[Row]]
     page: str = ""
 
 
-_BOTH = "rollout and old log-probs, mask, advantages, tokens"
-_PRIME = "rollout log-probs, the trainer's as old and current, mask, advantages, entropy, tokens"
-_SLIME = f"{_BOTH}, rewards; groups of the rollout dump beside it"
+LINES = r".*\.jsonl(\.gz)?"
 # fmt: off
 FORMS = (
-    Form("nemo-rl", "NeMo-RL", "train_data_step*.jsonl", f"{_BOTH}, rewards", r".*\.jsonl(\.gz)?",
+    Form("nemo-rl", "NeMo-RL", "train_data_step*.jsonl", LINES,
          "generation_logprobs prev_logprobs input_lengths", nemo_rl, "nemo-rl"),
-    Form("prime-rl", "prime-rl", "token_exports/step_*/rank_*.jsonl", _PRIME, r".*\.jsonl(\.gz)?",
+    Form("prime-rl", "prime-rl", "token_exports/step_*/rank_*.jsonl", LINES,
          "inference_logprobs trainer_logprobs loss_mask", prime_rl, "prime-rl"),
-    Form("slime", "slime", "train_data/*.pt", _SLIME, r"(?!rollout_data/).*/\d+\.pt", "", slime, "slime"),
-    Form("ranks", "miles, slime up to 0.3.1", "train_data/*_*.pt, a file per rank", _SLIME,
-         r".*/\d+_\d+\.pt", "", slime, "slime"),
-    Form("skyrl", "SkyRL", "dumped_data/*_training_input.pkl", f"{_BOTH}, groups",
-         r".*_training_input\.pkl", "", skyrl, "skyrl"),
-    Form("jsonl", "", "*.jsonl, *.jsonl.gz", "one object per sequence, a list per token column",
-         r".*\.jsonl(\.gz)?", "", json_lines),
+    Form("slime", "slime", "train_data/*.pt", r"(?!rollout_data/).*/\d+\.pt", "", slime, "slime"),
+    Form("ranks", "miles, slime up to 0.3.1", "train_data/*_*.pt", r".*/\d+_\d+\.pt", "", slime, "slime"),
+    Form("skyrl", "SkyRL", "dumped_data/*_training_input.pkl", r".*_training_input\.pkl", "", skyrl, "skyrl"),
+    Form("jsonl", "", "*.jsonl, *.jsonl.gz", LINES, "", json_lines),
 )
 # fmt: on
 ENDINGS = (".jsonl", ".jsonl.gz", ".pt", ".pkl")
@@ -405,7 +384,7 @@ def told(path: Path) -> Form | None:
     return next((x for x in FORMS if re.fullmatch(x.path, place) and {*x.fields.split()} <= fields), None)
 
 
-def rows_of(form: Form, files: Files) -> Iterator[tuple[str, Row | None]]:
+def rows_of(form: Form, files: Files) -> Iterator[tuple[str, Row]]:
     """Yield the rows of files of a form, each with its place.
 
     Raises:

@@ -174,7 +174,6 @@ def plain(column: pa.Array) -> pa.Array:
         return pc.if_else(pc.is_nan(wide), None, wide)
     if pt.is_integer(column.type) or pt.is_boolean(column.type) or pt.is_null(column.type):
         return column
-    column = column.cast(pa.large_binary()) if schema.is_text(column.type) else column  # bytes are checked
     return column.cast(pa.large_string())
 
 
@@ -189,12 +188,10 @@ def labels(rows: Rows) -> dict[str, list[Any]]:
     for ours, name in (names | {name: name for name in (*plan.extra, *plan.described)}).items():
         try:
             found[ours] = plain(rows.table.column(name)).to_pylist()
-        except pa.ArrowException as error:
-            found[ours] = [None] * rows.many
-            if name not in plan.described:  # for which nobody asked
-                place = f"{rows.where}, rows {rows.row[0]} to {rows.row[-1]}, column {name!r}"
-                hint = "write the column again as numbers or UTF-8 text"
-                raise DumpError(f"{place}: no label ({error})", hint) from error
+        except (pa.ArrowException, ValueError) as error:
+            place = f"{rows.where}, rows {rows.row[0]} to {rows.row[-1]}, column {name!r}"
+            hint = "write the column again as numbers or UTF-8 text"
+            raise DumpError(f"{place}: no label ({error})", hint) from error
     if schema.SEQUENCE not in found:
         found = {schema.SEQUENCE: rows.number.tolist()} | found
     if schema.ROLLOUT_VERSION in found and schema.TRAIN_VERSION in found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,8 +27,8 @@ from offpol_diag.dump.writer import KEY
 from offpol_diag.errors import DumpError
 from offpol_diag.printable import cleaned
 
-Progress = Callable[[int], None]
-IGNORED: Progress = lambda rows: None  # noqa: E731
+Progress = Callable[[int, int], None]
+"""Called with (rows done, rows in all)."""
 Placed = tuple[str, Ints, pa.RecordBatch]
 """File and row group of a table, the number of each row in the file, and the table."""
 READ_ERRORS = (pa.ArrowException, OSError, ValueError)
@@ -92,9 +91,8 @@ class File:
                     kind = pa.int64() if key in schema.NUMBERS else pa.string()
                     own[key] = pa.scalar(text).cast(kind) if text is not None else pa.scalar(None, kind)
                     found = found.append(pa.field(key, kind))
-            said = json.loads(
-                (metadata.metadata or {}).get(KEY, b"{}"), parse_float=finite, parse_constant=finite
-            )
+            text = (metadata.metadata or {}).get(KEY, b"{}")
+            said = json.loads(text, parse_float=finite, parse_constant=finite)
             groups = [metadata.row_group(at) for at in range(metadata.num_row_groups) if metadata.num_rows]
             leaves = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
         except READ_ERRORS as error:
@@ -111,9 +109,7 @@ class File:
         return cls(path, found, own, columns, said if isinstance(said, dict) else {}, tuple(made))
 
 
-def tables(
-    file: File, groups: Iterable[Group], names: Sequence[str], most: int, progress: Progress = IGNORED
-) -> Iterator[Placed]:
+def tables(file: File, groups: Iterable[Group], names: Sequence[str], most: int) -> Iterator[Placed]:
     """Yield the rows of row groups of a file in order, in tables of even size and about `most` tokens.
 
     Raises:
@@ -129,7 +125,6 @@ def tables(
             for table in parquet.iter_batches(size, [group.at], stored):
                 for key, value in file.partitions.items():
                     table = table.append_column(key, pa.repeat(value, table.num_rows))
-                progress(table.num_rows)
                 yield where, np.arange(row, row + table.num_rows), table
                 row += table.num_rows
                 del table  # frees it before the next one is read
@@ -141,7 +136,7 @@ def tables(
 
 def finite(text: str) -> float | None:
     """Read a number of JSON; infinity, which 1e999 is too, and NaN are null, as a result holds none."""
-    return float(text) if math.isfinite(float(text)) else None
+    return float(text) if np.isfinite(float(text)) else None
 
 
 def opened(path: Location) -> pq.ParquetFile:
@@ -200,7 +195,7 @@ class Dump:
         long: whether a row is a token.
         seen: what the latest pass has seen; complete when the pass has ended.
         folder: what keeps its temporary file alive, or None.
-        shard: whether it is a part of a dump, which `before` rows precede.
+        before: of a part of a dump, the number of rows that precede it; None of a whole one.
     """
 
     info: DumpInfo
@@ -212,8 +207,7 @@ class Dump:
     long: bool = False
     seen: Seen = field(default_factory=Seen)
     folder: object = field(default=None, compare=False, repr=False)
-    shard: bool = False
-    before: int = 0
+    before: int | None = None
 
     @property
     def rows(self) -> int:
@@ -236,15 +230,14 @@ class Dump:
         for pair in self.groups:
             held.append(pair)
             if pair is self.groups[-1] or (sum(x.size for _, x in held) >= size and not self.long):
-                found.append(replace(self, groups=held, seen=Seen(), folder=None, shard=True, before=before))
+                found.append(replace(self, groups=held, seen=Seen(), folder=None, before=before))
                 held, before = [], before + sum(x.rows for _, x in held)
         return found
 
-    def batches(self, progress: Progress = IGNORED) -> Iterator[Batch]:
+    def batches(self, progress: Progress | None = None) -> Iterator[Batch]:
         """Yield the sequences as CPU float64 batches, in the order of the files; can be called repeatedly.
 
-        A batch has at most about `batch_tokens` tokens, or one sequence. `progress` is called with the number
-        of rows just read, bad ones included; they add up to `rows`.
+        A batch has at most about `batch_tokens` tokens, or one sequence. Bad rows count as done, too.
 
         Raises:
             DumpError: a bad row (unless skipped), corrupt data, a column of the wrong sign, or no token, as
@@ -252,15 +245,18 @@ class Dump:
         """
         np.empty(RECYCLED, np.uint8)  # makes malloc reuse memory between batches; it is never touched
         pa.set_memory_pool(pa.system_memory_pool())  # and Arrow use what NumPy has freed
-        self.seen, held, tokens, sequences = Seen(), list[Batch](), 0, 0
+        self.seen, held, tokens, sequences, done = Seen(), list[Batch](), 0, 0, 0
 
         def whole() -> Batch:
             found = joined(held)
             held.clear()  # so that they can be freed
             return found
 
-        for rows in self.read(self.plan.names, self.batch_tokens, progress):
+        for rows in self.read(self.plan.names, self.batch_tokens):
             self.seen.rows += rows.many
+            done += int(rows.offsets[-1]) if self.long else rows.many
+            if progress:
+                progress(done, self.rows)
             rows = good_rows(rows, self.seen if self.skip else None)
             if not rows.many:
                 continue
@@ -276,9 +272,9 @@ class Dump:
             if tokens > self.batch_tokens / 2:
                 yield whole()
                 tokens = sequences = 0
-        if sequences and (self.seen.tokens or self.shard):
+        if held:
             yield whole()
-        if not self.shard:
+        if self.before is None:
             self.judge()
 
     def judge(self) -> None:
@@ -297,12 +293,12 @@ class Dump:
         what = f"{name}: no token is left in {self.seen.rows} rows"
         raise DumpError(what, hint if mask else "every list is empty; check the writer")
 
-    def read(self, names: Sequence[str] | None, most: int, progress: Progress = IGNORED) -> Iterator[Rows]:
+    def read(self, names: Sequence[str] | None, most: int) -> Iterator[Rows]:
         """Yield the rows with some columns (None: all), at most `most` tokens or one row at once."""
-        number, seen, rollout = self.before, set[object](), self.plan.columns[schema.ROLLOUT]
+        number, seen, rollout = self.before or 0, set[object](), self.plan.columns[schema.ROLLOUT]
         for file, pairs in groupby(self.groups, itemgetter(0)):
             there = [name for name in names or file.schema.names if name in file.schema.names]
-            placed = tables(file, (group for _, group in pairs), there, most, progress)
+            placed = tables(file, (group for _, group in pairs), there, most)
             placed = gathered(placed, self.plan.columns, str(file.path), seen) if self.long else placed
             for where, row, table in placed:
                 lengths = pc.list_value_length(table.column(rollout)).fill_null(0).to_numpy()
@@ -358,8 +354,16 @@ def open_dump(
         if pt.is_nested(schema.plain_type(kind := first.schema.field(name).type)):
             what = f"{first.path}: column {name!r} holds {kind}, and one value per row is needed"
             raise DumpError(what, "group by a column with one value per sequence")
-    for one in filled[1:]:
-        _require_same(first, one, extra)
+    for one in filled[1:]:  # which may lack prompts
+        mine, its = ({*x.columns.items()} for x in (first, one))
+        odd = {name for role, name in mine ^ its if role != schema.PROMPT_IDS} | {*extra} - {
+            *one.schema.names
+        }
+        if odd:
+            what = (
+                f"{first.path} and {one.path} differ: column {min(odd)!r} is not in both, or by another name"
+            )
+            raise DumpError(what, "read files of one form at a time, or write them alike")
     if long or not all(found.get(schema.PROMPT_IDS, "") in one.schema.names for one in filled):
         found.pop(schema.PROMPT_IDS, None)
     plan = Plan(found, extra, () if long else _described(filled, {*found.values(), *extra}))
@@ -377,19 +381,6 @@ def open_dump(
     )
     groups = [(one, group) for one in filled for group in one.groups]
     return Dump(info, groups, plan, on_bad_row == "skip", max(1, batch_tokens), long=long)
-
-
-def _require_same(first: File, part: File, extra: Sequence[str]) -> None:
-    """Refuse a file whose columns differ from the first file's; it may lack prompts."""
-    for role in dict.fromkeys((*first.columns, *part.columns, *extra)):
-        names = [one.columns.get(role, role) for one in (first, part)]
-        pairs = zip((first, part), names, strict=True)
-        types = [one.schema.field(name).type for one, name in pairs if name in one.schema.names]
-        kinds = {(schema.is_text(kind), schema.is_list(kind)) for kind in types if not pt.is_null(kind)}
-        if role != schema.PROMPT_IDS and (names[0] != names[1] or len(types) < 2 or len(kinds) > 1):
-            name = part.columns.get(role) or first.columns.get(role, role)
-            what = f"{first.path} and {part.path} differ: column {name!r} is not in both, or not of one kind"
-            raise DumpError(what, "read files of one form at a time, or write them alike")
 
 
 def _described(read: Sequence[File], used: Collection[str]) -> tuple[str, ...]:

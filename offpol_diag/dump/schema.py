@@ -14,6 +14,9 @@ import pyarrow.types as pt
 from offpol_diag.errors import DumpError, did_you_mean
 
 F, D, I, L, B, T = pa.float32(), pa.float64(), pa.int32(), pa.int64(), pa.int8(), pa.string()  # noqa: E741
+TEXTS = T, pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()
+WORDS = {F: "float", D: "float", I: "int", L: "int", B: "0 or 1", T: "text", None: "text or int"}
+"""Type in which values are stored → what they are, in messages and in the docs."""
 
 
 @dataclass(frozen=True)
@@ -55,26 +58,22 @@ class Column:
 
         Null throughout will do for all but the rollout.
         """
-        lists, either = is_list(dtype), self.holds == "either" and not long
-        inner = plain_type(dtype.value_type if lists else dtype)
-        listed = self.holds == "list" or (self.holds == "tokens" and not long) or (either and lists)
-        number = "fi" if self.stored == L and self.holds == "row" else "i"
-        takes, kind = {
-            None: ("fibt?", "value"),
-            T: ("t", "text"),
-            B: ("fib", "0 or 1"),
-            F: ("f", "float"),
-            D: ("fib", "number"),
-        }.get(self.stored, (number, "number" if number == "fi" else "integer"))
-        tests = {"f": pt.is_floating, "i": pt.is_integer, "b": pt.is_boolean, "t": is_text}
-        sort = next((x for x, fits in tests.items() if fits(inner)), "" if pt.is_nested(inner) else "?")
+        listed, inner = is_list(dtype), plain_type(dtype.value_type if is_list(dtype) else dtype)
+        wanted = {"tokens": not long, "list": True, "row": False, "either": listed and not long}[self.holds]
+        number = pt.is_floating(inner) or pt.is_integer(inner)
+        fits = {
+            F: pt.is_floating(inner),
+            D: number or pt.is_boolean(inner),
+            I: pt.is_integer(inner),
+            L: number,  # NaN is null there
+            B: number or pt.is_boolean(inner),
+            T: inner in TEXTS,
+            None: not pt.is_nested(inner),
+        }[self.stored]
         empty = pt.is_null(dtype) and self.name != ROLLOUT
-        if empty or (lists == listed and (pt.is_null(inner) or (sort and sort in takes))):
+        if empty or (listed == wanted and (fits or pt.is_null(inner))):
             return ""
-        if either:
-            return "one number or a list of numbers per row"
-        several = "0 and 1" if self.stored == B else f"{kind}s"
-        return f"a list of {several} per row" if listed else f"one {kind} per row"
+        return f"{'a list of' if wanted else 'one'} {WORDS[self.stored]} per row"
 
 
 ROLLOUT, OLD, CURRENT = "rollout_log_probs", "old_log_probs", "current_log_probs"
@@ -119,7 +118,7 @@ TABLE = (
     Column(ROLLOUT_VERSION, L, "row",
            "version of the weights that sampled; the lag is the difference of both"),
     Column(TRAIN_VERSION, L, "row", "version of the trainer's weights"),
-    Column(WEIGHT_VERSIONS, L, "tokens", "version of the weights that sampled each token, −1 where unknown",
+    Column(WEIGHT_VERSIONS, I, "tokens", "version of the weights that sampled each token, −1 where unknown",
            "output_versions", "weight_version output_version"),
     Column(PROMPT_LENGTH, L, "row", "tokens of the prompt: faults that depend on the place in the context",
            "prompt_len prompt_lengths"),
@@ -170,20 +169,12 @@ def plain_type(dtype: pa.DataType) -> pa.DataType:
     return inner.storage_type if isinstance(inner, pa.BaseExtensionType) else inner
 
 
-def is_text(dtype: pa.DataType) -> bool:
-    """Return whether a type is text or bytes of any length."""
-    texts = T, pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()
-    return plain_type(dtype) in texts
-
-
 def is_long(schema: pa.Schema, given: Mapping[str, str]) -> bool:
-    """Return whether a row is a token: rollout log-probs are floats, and no token column holds lists."""
-    found = dict[str, list[pa.DataType]]()
-    for column in (one for one in TABLE if one.holds == "tokens"):
-        names = [given[x] for x in (column.name, column.short) if x in given] or column.called(long=True)
-        found[column.name] = [schema.field(name).type for name in names if schema.names.count(name) == 1]
-    floats = any(pt.is_floating(plain_type(one)) for one in found[ROLLOUT])
-    return floats and not any(is_list(one) for types in found.values() for one in types)
+    """Return whether a row is a token: a column of the rollout's log-probs holds floats, and none lists."""
+    column = COLUMNS[ROLLOUT]
+    names = [given[x] for x in (column.name, column.short) if x in given] or column.called(long=True)
+    types = [plain_type(schema.field(name).type) for name in names if schema.names.count(name) == 1]
+    return any(map(pt.is_floating, types)) and not any(map(is_list, types))
 
 
 def assigned(names: Sequence[str], given: Mapping[str, str], file: str, long: bool = False) -> dict[str, str]:
@@ -200,14 +191,9 @@ def assigned(names: Sequence[str], given: Mapping[str, str], file: str, long: bo
             raise DumpError(f"--columns {word}={column}: no part is called {word!r}", hint)
         if column != NONE:
             once(column, names, f"{file}: --columns")
-            if column in found.values():
-                what = f"--columns: {column!r} is given two parts"
-                raise DumpError(what, "each part needs a column of its own")
         found[words[word]] = column
     for one in (one for one in TABLE if one.name not in found and one.name not in RESCORED):
         there = [name for name in one.called(long) if name in names and name not in found.values()]
-        if len(there) > 1 and "mask" in there:
-            there.remove("mask")  # beside a name that says more it may be anything
         if len(there) > 1:
             ways = " or ".join(f"--columns {one.short or one.name}={name}" for name in there)
             what = f"{file}: {' and '.join(there)} can each be the {one.short or one.name}"
@@ -239,14 +225,14 @@ def require(
     found: Collection[str], names: Sequence[str], file: str, long: bool = False, page: str = ""
 ) -> None:
     """Refuse what lacks a column that an analysis needs, and name the page of a hook that writes it."""
-    absent = {} if ROLLOUT in found else {ROLLOUT: "rollout"}
-    absent |= {} if {OLD, CURRENT} & {*found} else {f"{OLD} or {CURRENT}": "old"}
-    absent |= {f"{SEQUENCE} (there is one row per token)": SEQUENCE} if long and SEQUENCE not in found else {}
+    needed = {"rollout": [ROLLOUT], "old": [OLD, CURRENT]} | ({SEQUENCE: [SEQUENCE]} if long else {})
+    absent = {word: " or ".join(some) for word, some in needed.items() if not {*some} & {*found}}
     if absent:
         page = next((one for one, fields in HOOKS.items() if {*fields.split()} <= {*names}), page)
-        hint = f"name it with --columns {'=…,'.join(absent.values())}=…; the columns are {listed(names)}"
+        hint = f"name it with --columns {'=…,'.join(absent)}=…; the columns are {listed(names)}"
         hint = f"docs/trainers/{page}.md has a hook that writes the log-probs of both" if page else hint
-        raise DumpError(f"{file}: no column holds {', and none '.join(absent)}", hint)
+        said = " (a row is a token)" if long else ""
+        raise DumpError(f"{file}: no column holds {', and none '.join(absent.values())}{said}", hint)
 
 
 def once(column: str, names: Sequence[str], file: str) -> None:

@@ -22,8 +22,6 @@ from offpol_diag.printable import LOGIN, QUERY, clean, cleaned, is_url
 PARQUET = ".parquet"
 WILDCARDS = frozenset("*?[")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-S3_OPTIONS = ("region", "endpoint_override", "scheme", "anonymous", "role_arn")
-"""What a URL of S3 may have after a `?`."""
 BY_ARROW = ("gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "file")
 """Further schemes of Arrow itself, with its options."""
 SECONDS = 15.0
@@ -165,21 +163,9 @@ def located(source: str) -> tuple[fs.FileSystem, str]:
         found, path = url_to_fs(source)
         return fs.PyFileSystem(fs.FSSpecHandler(found)), path
     path, query = QUERY.sub("", rest), QUERY.search(rest)
-    given = dict(parse_qsl(query[0][1:], True)) if query else {}
-    if odd := [word for word in given if word not in S3_OPTIONS]:
-        what = f"{clean(source)}: s3:// has no option {odd[0]!r}"
-        raise DumpError(what, f"there are {', '.join(S3_OPTIONS)}")
-    endpoint = given.get("endpoint_override") or os.environ.get("AWS_ENDPOINT_URL") or ""
-    before, _, server = endpoint.rstrip("/").rpartition("://")
-    region = given.get("region") or os.environ.get("AWS_REGION")
-    region = region or ("us-east-1" if server else fs.resolve_s3_region(path.partition("/")[0]))
-    store = fs.S3FileSystem(
-        region=region,
-        endpoint_override=server or None,
-        scheme=given.get("scheme") or before or None,
-        anonymous=given.get("anonymous") == "true",
-        role_arn=given.get("role_arn"),
-        connect_timeout=SECONDS / 3,
-        request_timeout=SECONDS,
-    )
-    return store, path
+    given: dict[str, Any] = dict(parse_qsl(query[0][1:])) if query else {}
+    given["anonymous"] = given.get("anonymous") == "true"
+    server = given.setdefault("endpoint_override", os.environ.get("AWS_ENDPOINT_URL"))
+    region = os.environ.get("AWS_REGION") or ("us-east-1" if server else None)
+    given.setdefault("region", region or fs.resolve_s3_region(path.partition("/")[0]))
+    return fs.S3FileSystem(**given, connect_timeout=SECONDS / 3, request_timeout=SECONDS), path

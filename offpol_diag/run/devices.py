@@ -25,11 +25,6 @@ class Choice:
     devices: tuple[str, ...] = (CPU,)
     unused: str = ""
 
-    @property
-    def name(self) -> str:
-        """The device, or the kind of several."""
-        return self.devices[0] if len(self.devices) == 1 else "cuda"
-
 
 ON_CPU = Choice()
 

@@ -21,9 +21,9 @@ from typing import Any
 import pyarrow as pa
 
 from offpol_diag.dump.check import Seen
-from offpol_diag.dump.read import Dump, first_line
+from offpol_diag.dump.read import Dump, Progress, first_line
 from offpol_diag.errors import ClusterError, OffpolError, UsageError, install
-from offpol_diag.run.threads import Each, Job, M, Progress, Threads, cores
+from offpol_diag.run.threads import Each, Job, M, Threads, cores
 
 ADDRESS = "RAY_ADDRESS"
 WHERE = f"check that the cluster runs and can be reached from here; without {ADDRESS} a local one is started"
@@ -43,12 +43,7 @@ class Ray:
     slots: int
     head: str
     progress: Progress | None = None
-    tasks: int = 0
-
-    @property
-    def name(self) -> str:
-        """Name of the engine in a report, with the tasks of all passes."""
-        return f"ray, {self.tasks} tasks"
+    name = "ray"
 
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
         """Run one pass, see `Threads.reduce`; here one state is held, and those that wait for their turn."""
@@ -67,7 +62,7 @@ class Ray:
                 each[1](one)  # type: ignore[index]
             state = found if state is None else state if found is None else state.merge(found)
             seen.add(of_range)
-            done, self.tasks = done + rows, self.tasks + 1
+            done += rows
             if self.progress:
                 self.progress(done, dump.rows)
         dump.seen = seen
@@ -81,9 +76,7 @@ class Ray:
             try:
                 return pickle.loads(ray.get(task, timeout=TICK))
             except errors.GetTimeoutError:
-                _knock(
-                    self.head, "the cluster is lost", "see why its head ended, start it, repeat the command"
-                )
+                _knock(self.head, "the cluster is lost", "see why its head ended, and start it again")
             except errors.RayTaskError as error:
                 raise (error.cause if isinstance(error.cause, OffpolError) else error) from None
             except (errors.RayError, ConnectionError) as error:

@@ -13,7 +13,7 @@ import resource
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,18 +22,15 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from offpol_diag.dump.batch import Batch
-from offpol_diag.dump.read import Dump
+from offpol_diag.dump.read import Dump, Progress
 
 TOKENS = 1 << 17
 """Tokens per batch, a balance between its fixed cost, memory, and an even share for each thread."""
 GROUP, MEMORY = Path("/sys/fs/cgroup"), Path("/proc/meminfo")
 ONE_HEAP = (-8, 1)
 """glibc's M_ARENA_MAX, and its value with which another thread can use what one has freed."""
-Progress = Callable[[int, int], None]
-"""Called with (rows done, rows in all)."""
 
 
 class State(Protocol):
@@ -67,44 +64,36 @@ class Threads:
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
         """Run `job` on every batch in one pass over the dump, and merge the states in the order of the rows.
 
-        At most `threads` batches are held: one is waited for before the next is read. Afterwards the dump
-        holds what the pass has seen. Returns None when it has no batch.
+        Afterwards the dump holds what the pass has seen. Returns None when it has no batch.
         """
         if sys.platform == "linux":
             with suppress(AttributeError, OSError):
                 ctypes.CDLL(None).mallopt(*ONE_HEAP)
-        threads, numbers, done = self.threads or cores(), count(), 0
-        compute = np.errstate(all="ignore")(job)  # each thread has a state of its own
-        waiting = deque[Future[M]]()
         state: M | None = None
-
-        def report(rows: int) -> None:
-            nonlocal done
-            done += rows
-            if self.progress:
-                self.progress(done, dump.rows)
-
-        def take() -> None:
-            nonlocal state
-            found = waiting.popleft().result()
+        for found in self._states(dump, job):
             if each:
                 each[1](each[0](found))
             state = found if state is None else state.merge(found)
+        return state
 
-        pool = ThreadPoolExecutor(threads, "offpol-diag", lambda: setattr(_thread, "number", next(numbers)))
-        with threadpool_limits(1, user_api="blas"), pool:  # threads of BLAS would take their cores
+    def _states(self, dump: Dump, job: Job[M]) -> Iterator[M]:
+        """Yield the states of all batches in order; at most `threads` batches are held."""
+        threads, numbers, waiting = self.threads or cores(), count(), deque[Future[M]]()
+        compute = np.errstate(all="ignore")(job)  # each thread has a state of its own
+        with ThreadPoolExecutor(
+            threads, "offpol-diag", lambda: setattr(_thread, "number", next(numbers))
+        ) as pool:
             try:
-                for batch in dump.batches(report):
+                for batch in dump.batches(self.progress):
                     waiting.append(pool.submit(compute, batch))
                     del batch  # frees it before the next one is read
                     if len(waiting) >= threads:
-                        take()
+                        yield waiting.popleft().result()
                 while waiting:
-                    take()
+                    yield waiting.popleft().result()
             finally:
                 for future in waiting:
                     future.cancel()
-        return state
 
 
 _thread = threading.local()
