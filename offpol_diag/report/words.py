@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from offpol_diag.advice import GROWN, MERGE, Growth, growth, prescribed
-from offpol_diag.diagnosis.cause import TRAINERS
-from offpol_diag.diagnosis.cause import Cause as KnownCause
 from offpol_diag.diagnosis.numbers import Evidence
 from offpol_diag.metrics import band, title, tone
 from offpol_diag.number import Number, Numbers
@@ -27,6 +26,9 @@ from offpol_diag.result import (
 from offpol_diag.table import Table
 from offpol_diag.trainers import named_in
 from offpol_diag.trainers.translate import sayable
+
+if TYPE_CHECKING:
+    from offpol_diag.diagnosis.cause import Cause as KnownCause
 
 TITLES = {
     "healthy": "Healthy: nothing points to a logging bug",
@@ -409,6 +411,8 @@ KINDS = {
 
 def explained(cause: KnownCause) -> Answer:
     """Return what it looks like, known threads, how to confirm it, how to fix it, and what looks alike."""
+    from offpol_diag.diagnosis.cause import TRAINERS  # which imports numpy
+
     said = [("Looks like", cause.looks), ("Violates", sentence(cause.violates))]
     for one in cause.threads:
         why = f" Cause: {one.cause}." if one.cause else ""
