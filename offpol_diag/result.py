@@ -302,10 +302,10 @@ class PresetFacts(Model):
 
 
 class Subset(Model):
-    """A subset of the tokens or of the sequences: its size, share and means."""
+    """A subset of the tokens or of the sequences: its size, share and means over their sequences."""
 
     count: Whole
-    numbers: Numbers = Field(description="share, length, reward, positive, negative, log_ratio")
+    numbers: Numbers = Field(description="share, length, reward")
 
 
 class LostSequence(NamedTuple):

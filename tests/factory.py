@@ -395,9 +395,6 @@ def make_comparison() -> Comparison:
         "share": number(0.12, 0.01, "fraction"),
         "length": number(812.5, 30.0, "tokens"),
         "reward": unknown("missing column rewards"),
-        "positive": number(0.4, 0.03, "fraction"),
-        "negative": number(0.6, 0.03, "fraction"),
-        "log_ratio": number(-0.05, 0.01, "nats"),
     }
     some = Subset(count=1234, numbers=means)
     lost = LostSequence(

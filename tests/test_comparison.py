@@ -122,15 +122,12 @@ def brute(ours, theirs, rows):
     """Compute what is dropped by its definition, of tokens and of sequences; rewards are the row's number."""
     tokens, whole = [], []
     for at, s in enumerate(oracles.sequences(rows)):
-        mine, other, delta = left(s, ours), left(s, theirs), s.delta("old")
-        each = zip(s.advantages, delta, mine, other, strict=True)
-        tokens += [(s.n, at, a, d) for a, d, kept, theirs_ in each if theirs_ and not kept]
+        mine, other = left(s, ours), left(s, theirs)
+        tokens += [(s.n, at) for kept, theirs_ in zip(mine, other, strict=True) if theirs_ and not kept]
         if any(other) and not any(mine):
-            whole.append((s.n, at, math.fsum(s.advantages) / s.n, math.fsum(delta)))
+            whole.append((s.n, at))
     for some in (tokens, whole):
-        length, reward, a, delta = np.array(some).T if some else np.zeros((4, 0))
-        means = {"length": length, "reward": reward, "positive": a > 0, "negative": a < 0, "log_ratio": delta}
-        yield len(some), {name: x.mean() for name, x in means.items() if len(some)}
+        yield len(some), dict(zip(("length", "reward"), np.mean(some, axis=0), strict=True)) if some else {}
 
 
 @pytest.mark.parametrize(("first", "batch_tokens"), [(SOME[0], 1 << 18), (SOME[1], 200)])

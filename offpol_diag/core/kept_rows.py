@@ -16,6 +16,7 @@ import numpy as np
 from offpol_diag.core.gap import Terms
 from offpol_diag.core.intervals import AS_SEEN, Formula, Reader, mean, missing
 from offpol_diag.core.plan import plan
+from offpol_diag.core.segments import floats
 from offpol_diag.core.state import Array, State, Table
 from offpol_diag.dump.batch import Batch, mix
 from offpol_diag.dump.schema import PROMPT_IDS
@@ -303,55 +304,41 @@ def _plain(x: Any) -> Any:
 EXAMPLES = 5
 EVERY = "every"
 """Prefix of the columns over all tokens and all sequences."""
-SUBSET = (
-    Formula("length", "mean length of their sequences", mean("length", "count"), "tokens", within=AS_SEEN),
-    Formula("reward", "mean reward of their sequences", mean("reward", "count"), within=AS_SEEN),
-    Formula("positive", "share with A > 0", mean("positive", "count"), "fraction"),
-    Formula("negative", "share with A < 0", mean("negative", "count"), "fraction"),
-    Formula("log_ratio", "mean Δ; of sequences mean ΣΔ", mean("log_ratio", "count"), "nats"),
+LENGTH = Formula(
+    "length", "mean length of their sequences", mean("length", "count"), "tokens", within=AS_SEEN
 )
-"""Numbers of a subset of tokens or sequences."""
+REWARD = Formula("reward", "mean reward of their sequences", mean("reward", "count"), within=AS_SEEN)
 
 
 def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Preset]]) -> State:
-    """Add up what the first preset of each pair drops and the second keeps, and keep examples.
+    """Count what the first preset of each pair drops and the second keeps, and keep examples.
 
     A token is dropped if it is rejected, vetoed or of weight 0, a sequence if all its tokens are.
     """
-    batch, runs, a = terms.tokens.batch, terms.tokens.sequences, terms.tokens.batch.advantages
-    columns, records, total = dict(terms.tokens.counts), dict[str, Any](), runs.sum(terms.log_ratio)
-    units: dict[str, Any] = {
-        "tokens": (runs.sum, terms.log_ratio, a),
-        "sequences": (np.asarray, total, None if a is None else runs.mean(a)),
-    }
+    tokens, batch, runs = terms.tokens, terms.tokens.batch, terms.tokens.sequences
+    columns, records = dict(tokens.counts), dict[str, Any]()
+    sizes = np.nan_to_num(runs.sum(terms.log_ratio))
 
-    def add(name: str, **flags: Array) -> None:
-        for unit, flagged in flags.items():
-            summed, delta, advantage = units[unit]
-            of_unit = {"count": flagged, "log_ratio": np.where(flagged, delta, 0.0)}
-            if advantage is not None:
-                of_unit |= {"positive": flagged & (advantage > 0), "negative": flagged & (advantage < 0)}
-            sums = {column: summed(x.astype(np.float64)) for column, x in of_unit.items()}
-            sums["length"] = sums["count"] * runs.n
-            if batch.rewards is not None:
-                sums["reward"] = sums["count"] * batch.rewards
+    def add(name: str, **counts: Array) -> None:
+        for unit, count in counts.items():  # of each sequence, [S]
+            sums = {"count": count, "length": count * runs.n}
+            sums |= {} if batch.rewards is None else {"reward": count * batch.rewards}
             columns.update({f"{name}|{unit}.{column}": x for column, x in sums.items()})
 
     def kept(preset: Preset) -> Array:
         own = plan(preset)
-        found: Array = terms.tokens.kept(own.tokens, own.sequences)
+        found: Array = tokens.kept(own.tokens, own.sequences)
         if own.weight is None or not own.weight.may_be_zero:
             return found
-        some: Array = terms.tokens.weight(own.weight) != 0
+        some: Array = tokens.weight(own.weight) != 0
         weighted: Array = found & (some if own.weight.on_tokens else runs.spread(some))
         return weighted
 
-    add(EVERY, tokens=np.ones(batch.tokens, np.bool_), sequences=runs.filled)
+    add(EVERY, tokens=runs.n, sequences=tokens.filled)
     for ours, theirs in pairs:
         name, mine = f"{ours.name}>{theirs.name}", kept(ours)
-        lost, sizes = kept(theirs) & ~mine, np.nan_to_num(total)
-        many = runs.count(lost)
-        add(name, tokens=lost, sequences=(many > 0) & (runs.count(mine) == 0))
+        many = runs.count(kept(theirs) & ~mine)
+        add(name, tokens=many, sequences=floats((many > 0) & (runs.count(mine) == 0)))
         examples = []
         for at in _largest(np.abs(sizes) * (many > 0), EXAMPLES).tolist():
             reward = None if batch.rewards is None else float(batch.rewards[at])
@@ -367,13 +354,10 @@ def dropped(state: State, seed: int, pairs: Sequence[tuple[Preset, Preset]]) -> 
 
     def subset(name: str, unit: str) -> Subset:
         prefix, of = f"{name}|{unit}.", mean("count", unit)
-        numbers = {
-            "share": reader.number(Formula("share", f"share of all {unit}", of, "fraction", unit), prefix)
-        }
-        for row in (replace(row, over=f"these {unit}") for row in SUBSET):
-            lacking = ["rewards" if row.name == "reward" else "advantages"]
-            there = prefix + row.name in reader.drawn
-            numbers[row.name] = reader.number(row, prefix) if there else missing(row, lacking)
+        rows = Formula("share", f"share of all {unit}", of, "fraction", unit), LENGTH, REWARD
+        rewarded = "reward" in reader.drawn
+        numbers = {row.name: reader.number(row, prefix) for row in rows[: 2 + rewarded]}
+        numbers |= {} if rewarded else {REWARD.name: missing(REWARD, ["rewards"])}
         return Subset(count=round(reader.sum(f"{prefix}count")), numbers=numbers)
 
     for ours, theirs in pairs:
