@@ -103,7 +103,7 @@ def test_the_sample_is_told_on_the_command_line(tmp_path, monkeypatch):
     assert "The engine is not reproduced" in ran.stdout
     assert "the base model without the adapter" in " ".join(ran.stdout.split())
     assert "enable_lora" in ran.stdout
-    assert "trainer ──" in ran.stdout
+    assert "trainer and reference" in ran.stdout
     found = load(Path("r.json")).reference
     assert found.verdict == "engine"
     assert (found.engine.state, found.engine.variant) == ("variant", "adapter off")
@@ -131,8 +131,8 @@ def test_analyze_and_doctor_of_what_is_written_say_the_same(tmp_path, loaded, re
     first = asked(path, loaded, to=tmp_path / "scored.parquet", tries="none")
     sides = first.reference
     sizes = [rounded(one) for one in (sides.trainer.distance, sides.engine.distance, sides.apart)]
-    triangle = first.to_html().partition("Mean |Δ| of a token, nats")[2].partition("</pre>")[0]
-    assert all(one in triangle for one in sizes)
+    distances = first.to_html().partition("mean |Δ| of a token, nats")[2].partition("</table>")[0]
+    assert all(one in distances for one in sizes)
 
     for function in (offpol_diag.doctor, offpol_diag.analyze):
         report = function(tmp_path / "scored.parquet")

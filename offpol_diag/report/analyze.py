@@ -170,14 +170,12 @@ without π_old."""
 
 def heavy(result: Result) -> str:
     """Return the sentence on a heavy tail: which numbers it leaves unknown; empty where there is none."""
-    tokens, sequences = (
-        _bare(result.main(f"khat_{over}")) if doubted(result.main(f"ess_{over}")) else ""
-        for over in ("tokens", "sequences")
-    )
-    if tokens:
-        also = f" and {sequences}" if sequences else ""
-        return f"Heavy tail (k̂ {tokens}{also}): ESS, χ² and E[r] cannot be estimated, and K3 may be too low."
-    return f"Heavy tail (k̂ {sequences}): ESS and χ² of sequences cannot be estimated." if sequences else ""
+    over = [one for one in ("tokens", "sequences") if doubted(result.main(f"ess_{one}"))]
+    if not over:
+        return ""
+    lost = "ESS, χ² and E[r] cannot be estimated, and K3 may be too low"
+    lost = lost if "tokens" in over else "ESS and χ² of sequences cannot be estimated"
+    return f"Heavy tail (k̂ {' and '.join(_bare(result.main(f'khat_{one}')) for one in over)}): {lost}."
 
 
 def _bare(number: Number) -> str:
@@ -193,37 +191,28 @@ def tiles(result: Result) -> tuple[Tile, ...]:
     for name in SHORT:
         number = result.main(name)
         row, remark = band(name, number), below_0(name, number)
-        bare = row is None or result.is_bug or doubted(number) or bool(remark)
-        judged: dict[str, Any] = {} if bare or row is None else {"band": row.name, "tone": tone(row.name)}
-        found.append(_tile(result, name, number, result.prefix + name, short=True, remark=remark, **judged))
+        named = "" if row is None or result.is_bug or doubted(number) or remark else row.name
+        found.append(_tile(result, name, number, band=named, short=True, remark=remark))
     given = result.recommendation
     names = dict.fromkeys((given.method if given and given.method else "", *MASKS))
     rejected = {name: one for name in names if (one := result.preset(name).get("tokens_rejected"))}
-    acting = [name for name in rejected if rejected[name].value]
-    first, *others = (
-        [name for name in acting if name not in MASKS] or [x for x in rejected if x in MASKS] or [""]
-    )
-    beside = [first, *(f"{name}: {written(rejected[name]).value}" for name in others[:1])]
-    number = replace(rejected.get(first, Number()), interval=None)
-    found.append(
-        _tile(result, f"{first}.tokens_rejected", number, label="Rejected", interval="; ".join(beside))
-    )
+    some = [name for name in rejected if name not in MASKS and rejected[name].value]
+    some = some or [name for name in rejected if name in MASKS] or [*rejected]
+    for name in some[:1]:
+        others = (f"{one}: {written(rejected[one]).value}" for one in some[1:2])
+        number, below = replace(rejected[name], interval=None), "; ".join((name, *others))
+        found.append(_tile(result, f"{name}.tokens_rejected", number, label="Rejected", interval=below))
     khat, sequences = result.main("khat_tokens"), result.main("khat_sequences")
-    named: dict[str, Any] = {
-        "band": "unreliable" if khat.note else "reliable",
-        "tone": "bad" if khat.note else "good",
-    }
-    beside = [f"sequences: {_bare(sequences)}"] if sequences.known else [""]
+    named = "unreliable" if khat.note else "reliable"
+    below = f"sequences: {_bare(sequences)}" if sequences.known else ""
     number = replace(khat, note=None, interval=None)
-    found.append(
-        _tile(result, "khat_tokens", number, f"{result.prefix}khat_tokens", interval=beside[0], **named)
-    )
+    found.append(_tile(result, "khat_tokens", number, band=named, interval=below))
     reward = result.whole.get("mean_reward", Number())
-    found.append(_tile(result, "reward", reward, "mean_reward", label=title("mean_reward"), short=True))
+    found.append(_tile(result, "reward", reward, label=title("mean_reward"), key="mean_reward", short=True))
     return tuple(one for one in found if isinstance(one.number, Number) and one.number.known)
 
 
-def _tile(result: Result, name: str, number: Number, key: str = "", label: str = "", **more: Any) -> Tile:
+def _tile(result: Result, name: str, number: Number, **more: Any) -> Tile:
     """Return a tile with its curve over the steps, whether that is flat, and its ends in words."""
     points = curve(result, name)
     known = [one for one in points if one.value is not None]
@@ -234,8 +223,12 @@ def _tile(result: Result, name: str, number: Number, key: str = "", label: str =
         spelled = [written(one).value for one in ends]
         more["below"] = " to ".join(dict.fromkeys(spelled)) if flat else " → ".join(spelled)
         more |= {"flat": flat, "curve": tuple(one.value for one in points)}
-    log = name in METRICS and METRICS[name].log
-    return Tile(label or title(name), number, key=key or name, log=log, **more)
+    own: dict[str, Any] = {"label": title(name), "key": name}
+    if name in METRICS:
+        own |= {"key": result.prefix + name, "log": METRICS[name].log}
+    if more.get("band"):
+        own["tone"] = tone(more["band"])
+    return Tile(number=number, **own | more)
 
 
 def is_flat(points: Sequence[Point]) -> bool:

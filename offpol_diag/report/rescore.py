@@ -26,14 +26,9 @@ WORDS: Mapping[Outcome, tuple[str, Tone, str]] = {
     "few": ("TOO LITTLE DATA", "warn", "Give a dump of at least two prompts, with their group_id."),
 }
 """Outcome → a word before the sentence, its tone, and what to do where no side has a fix."""
-NOISE = {"numerics", "moe_outliers"}
-"""Candidates that scoring again does not tell apart: kernels and routing are others there too."""
-TRIANGLE = """\
-trainer ── {trainer:^8} ── reference
-       \\                  /
-       {apart:<8}   {engine:>8}
-           \\          /
-              engine"""
+
+FIRST = 6
+"""Hypotheses in the short table."""
 
 
 def answer(summary: Result, found: Reference) -> Answer:
@@ -52,17 +47,18 @@ def answer(summary: Result, found: Reference) -> Answer:
         ("Too small", found.small and f"Change less than could be told here: {', '.join(found.small)}."),
         ("Not testable", missing and f"{missing}."),
     ]
-    distances = {"trainer": found.trainer.distance, "engine": found.engine.distance, "apart": found.apart}
-    drawn = TRIANGLE.format(**{side: rounded(value) for side, value in distances.items()})
-    tables = list[Table]()
+    apart = [(f"{side} and reference", rounded(one.distance)) for side, one in sides.items()]
+    apart.append(("engine and trainer", rounded(found.apart)))
+    tables = [Table("distances", "", ("between", "mean |Δ| of a token, nats"), apart)]
     for side, one in (odd or {"engine": found.engine}).items():
         rows = [
             (fit.name, rounded(fit.share, "share"), rounded(fit.k3), rounded(fit.distance))
             for fit in one.fits
         ]
         header = ("hypothesis", "tokens reproduced", "K3 left", "mean |Δ|")
-        caption, shown = f"Hypotheses against the {side}, the nearest first", "always" if odd else "more"
-        tables += [Table(f"hypotheses-{side}", caption, header, rows, shown=shown)] if rows else []
+        nearest = Table(f"nearest-{side}", f"Nearest to the {side}", header, rows[:FIRST] if odd else [])
+        every = Table(f"every-{side}", f"Every hypothesis against the {side}", header, rows, shown="more")
+        tables += [one for one in (nearest, every) if one.rows]
     return Answer(
         f"{name}: {size} prompts, scored by {found.model}",
         word,
@@ -71,7 +67,6 @@ def answer(summary: Result, found: Reference) -> Answer:
         more=f"Given {found.rests_on}.",
         facts=tuple(Fact(label, text) for label, text in said if text),
         tables=tuple(tables),
-        code=(("Mean |Δ| of a token, nats", drawn),),
         next=(("analyze", f"offpol-diag analyze {shlex.quote(found.written)}"),) if found.written else (),
         remarks=(
             f"bf16 alone changes {rounded(found.floor)} nats a token of this model. {found.how}.",
@@ -102,7 +97,7 @@ def reproduced(found: Reference) -> Fact:
 def deciding(summary: Result) -> Iterator[Fact]:
     """Yield that scoring the responses again decides between candidates, where it does."""
     open_, dump = summary.undecided, summary.dump
-    if open_ is None or summary.reference is not None or {one.id for one in open_.candidates} <= NOISE:
+    if open_ is None or summary.reference is not None:
         return
     held = {"token_ids": "token_ids" in dump.columns, "prompt_ids": bool(dump.prompts)}
     lacks = [name for name, here in held.items() if not here]

@@ -25,21 +25,20 @@ from rich.text import Text
 from offpol_diag.metrics import Tone
 from offpol_diag.numerals import minus
 from offpol_diag.printable import disarmed, printable
-from offpol_diag.report.answer import Answer, Fact, Tile, texts
+from offpol_diag.report.answer import Answer, Fact, texts
 from offpol_diag.table import Table
 
 Row = tuple[str, str]
 """A line, and its style."""
 PIPE_WIDTH, PROSE_WIDTH = 120, 100
-LINES, MOST, CAUTIONS = 36, 4, 3
-"""In the short answer: lines in all, lines of a paragraph, and cautions."""
+LINES, CAUTIONS = 36, 3
+"""Lines of the short answer, and cautions in it."""
 TICKS, TICKS_WIDTH = "▁▂▃▄▅▆▇█", 9
 WIDE = 30
 """Factor between its ends beyond which a curve is drawn on a log scale, if its number is one for that."""
 SENTENCES = re.compile(r"(?<=[.?!]) (?=[A-ZΔχπ|0-9])")
-WHOLE, LEAST, WORD = 32, 14, 48
-"""Characters of a cell up to which it is never broken, least width of a longer one, and length up to which
-words of the first column stay whole."""
+WHOLE, WORD = 32, 48
+"""Characters of a cell up to which it is never broken, and of a word in a longer one."""
 STYLES: dict[Tone, str] = {"good": "bold green", "info": "bold", "warn": "bold yellow", "bad": "bold red"}
 
 
@@ -75,33 +74,31 @@ def terminal(
     """
     console = console or make_console()
     if quiet and not verbose:
-        return _drawn([(printable(answer.headline), "")], console)
+        return _drawn([(answer.headline, "")], console)
     width = min(console.width, PIPE_WIDTH if verbose else PROSE_WIDTH)
-    said = paragraphs(answer.facts, verbose)
-    margin = min(max((len(one.label) for one in said), default=0), 20) + 2
-    top, bottom, tiles = (
+    shown = ("always", "more") if verbose else ("always",)
+    some = [one for one in answer.tables if one.rows and one.shown in shown]
+    top, tiles, bottom = (
         _top(answer, width, verbose),
-        _bottom(answer, width, verbose),
         _tiles(answer, console),
+        _bottom(answer, width, verbose),
     )
-    tables = [
-        row
-        for one in answer.tables
-        if one.rows and (one.shown == "always" or (verbose and one.shown == "more"))
-        for row in _table(one, console)
-    ]
-    further = answer.further
+    tables = [row for one in some for row in _table(one, console)]
+    said = list(_paragraphs(answer.facts, verbose))
+    margin = min(max((len(one.label) for one in said), default=0), 20) + 2
     if tiles and not verbose:
         room = max(LINES, LINES * 80 // console.width)  # of a narrow terminal the same text
         room += sum(len(code.splitlines()) + 2 for _, code in answer.code)
         room -= len(top) + len(tiles) + len(bottom) + 1
-        if _length(said, width - margin) > room - len(tables):
-            tables = []
-        room -= len(tables)
-        shorten(said, room, width - margin)
-        further = further[: _length(said, width - margin) < room]
-    after = [(f"{label:<8}{command}", "") for label, command in further]
-    return _drawn([*top, *_facts(said, margin, width), *tiles, *tables, *bottom, *after], console)
+        tables = tables if sum(one.height(width - margin) for one in said) <= room - len(tables) else []
+        _shorten(said, room - len(tables), width - margin)
+    rows: list[Row] = [("", "")] if said else []
+    last = ""
+    for one in said:
+        for line in one.lines(width - margin):
+            rows.append((f"{'' if one.label == last else one.label:<{margin}}{line}", ""))
+            last = one.label
+    return _drawn([*top, *rows, *tiles, *tables, *bottom], console)
 
 
 def tables(found: Sequence[str | Table]) -> str:
@@ -157,49 +154,32 @@ class Paragraph:
         rows = _text(" ".join(self.sentences), width - self.indent, indent=self.hanging)
         return [f"{' ' * self.indent}{line}" for line, _ in rows]
 
+    def height(self, width: int) -> int:
+        """Return how many lines it has."""
+        return len(self.lines(width))
 
-def paragraphs(facts: Sequence[Fact], verbose: bool) -> list[Paragraph]:
-    """Return what is said of facts: their sentences, and with --verbose what these rest on."""
-    found = list[Paragraph]()
+
+def _paragraphs(facts: Sequence[Fact], verbose: bool) -> Iterator[Paragraph]:
+    """Yield what is said of facts: their sentences, and with --verbose what these rest on."""
     for fact in facts:
         if fact.sentence:
-            found.append(Paragraph(fact.label, SENTENCES.split(fact.sentence)))
-            found += [Paragraph(fact.label, [one], 3, 2) for one in fact.evidence * verbose]
-            continue
-        for line in fact.lines if verbose or fact.spelled else ():
-            found.append(Paragraph(fact.label, [line.text], hanging=3 * (len(fact.lines) > 1)))
-            if line.detail:
-                found.append(Paragraph(fact.label, SENTENCES.split(line.detail), 3, 2, optional=True))
-    return found
+            yield Paragraph(fact.label, SENTENCES.split(fact.sentence))
+            yield from (Paragraph(fact.label, [one], 3, 2) for one in fact.evidence * verbose)
+        elif verbose or fact.spelled:
+            for line in fact.lines:
+                yield Paragraph(fact.label, [line.text], hanging=3)
+                if line.detail:
+                    yield Paragraph(fact.label, SENTENCES.split(line.detail), 3, 2, optional=True)
 
 
-def _length(said: Sequence[Paragraph], width: int) -> int:
-    """Return how many lines paragraphs have, each at most `MOST`."""
-    return sum(min(len(one.lines(width)), MOST) for one in said)
-
-
-def shorten(said: Sequence[Paragraph], room: int, width: int) -> None:
-    """Drop sentences until the paragraphs have so many lines, each at most `MOST`; a first one stays."""
-    for one in said:
-        while len(one.sentences) > 1 and len(one.lines(width)) > MOST:
-            one.sentences.pop()
-    while sum(len(one.lines(width)) for one in said) > room:
+def _shorten(said: Sequence[Paragraph], room: int, width: int) -> None:
+    """Drop optional sentences from the last, then of the longest paragraph; each keeps its first."""
+    while sum(one.height(width) for one in said) > room:
         optional = [one for one in said if one.optional and one.sentences]
         longer = optional[-1:] or [one for one in said if len(one.sentences) > 1]
         if not longer:
             return
-        max(longer, key=lambda one: len(one.lines(width))).sentences.pop()
-
-
-def _facts(said: Sequence[Paragraph], margin: int, width: int) -> Iterator[Row]:
-    """Yield paragraphs beside their labels, each label once."""
-    last = ""
-    for one in (one for one in said if one.sentences):
-        if not last:
-            yield "", ""
-        for line in one.lines(width - margin):
-            yield f"{'' if one.label == last else one.label:<{margin}}{line}", ""
-            last = one.label
+        max(longer, key=lambda one: one.height(width)).sentences.pop()
 
 
 def _bottom(answer: Answer, width: int, verbose: bool) -> list[Row]:
@@ -210,10 +190,8 @@ def _bottom(answer: Answer, width: int, verbose: bool) -> list[Row]:
     for caption, code in answer.code:
         rows += [("", ""), *_text(f"{caption}:", width), *((line, "") for line in code.splitlines())]
     rows += [("", ""), *(row for text in answer.remarks for row in _text(text, width))]
-    hidden = [one.caption for one in answer.tables if one.shown == "more" and one.caption and one.rows]
-    if hidden and not verbose and not any(one.short for one in answer.tiles):
-        rows += _text(f"-v: {'; '.join(hidden)}.", width, "dim")
-    return rows + [(f"{label:<8}{command}", "") for label, command in answer.next]
+    further = answer.further if verbose else answer.further[:1]
+    return rows + [(f"{label:<8}{command}", "") for label, command in (*answer.next, *further)]
 
 
 # ---------------------------------------------------------------- numbers
@@ -221,20 +199,18 @@ def _bottom(answer: Answer, width: int, verbose: bool) -> list[Row]:
 
 def _tiles(answer: Answer, console: Console) -> list[Row]:
     """Return the headline numbers of the short answer, with the ends of their curves where there is room."""
-    some = [one for one in answer.tiles if one.short]
-    curves = [(_curve(one), one.below) for one in some]
-    both = [f"{drawn:<{TICKS_WIDTH}}  {ends}" if drawn else "" for drawn, ends in curves]
-    rows = [[one.label, one.text, one.band, last] for one, last in zip(some, both, strict=True)]
+    rows = [
+        [one.label, one.text, one.band, drawn and f"{drawn:<{TICKS_WIDTH}}  {one.below}"]
+        for one in answer.tiles
+        if one.short
+        for drawn in ["no trend" if one.flat else sparkline(one.curve, one.log)]
+    ]
     if sum(max((cell_len(row[i]) for row in rows), default=0) + 2 for i in range(4)) - 2 > console.width:
-        rows = [[*row[:3], drawn] for row, (drawn, _) in zip(rows, curves, strict=True)]
+        rows = [[*row[:3], row[3][:TICKS_WIDTH]] for row in rows]
     notes = (f"* {answer.heavy}",) if answer.heavy else ()
     return (
         _table(Table("tiles", "", ("", "value", "band", answer.over), rows, notes), console) if rows else []
     )
-
-
-def _curve(one: Tile) -> str:
-    return "no trend" if one.flat else sparkline(one.curve, one.log)
 
 
 def sparkline(values: Sequence[float | None], log: bool = False, width: int = TICKS_WIDTH) -> str:
@@ -264,32 +240,31 @@ def _table(table: Table, console: Console) -> list[Row]:
     columns = [[printable(cell) for cell in column] for column in zip(table.header, *cells, strict=True)]
     natural = [max(map(cell_len, column)) for column in columns]
     least = [
-        wide
-        if wide <= WHOLE
-        else max(LEAST, *(min(cell_len(word), WORD) for text in column for word in text.split()))
+        wide if wide <= WHOLE else max(min(cell_len(word), WORD) for word in " ".join(column).split())
         for wide, column in zip(natural, columns, strict=True)
     ]
     rows: list[Row] = [("", ""), *_text(table.caption, console.width)]
-    begin = 1
-    while begin == 1 or begin < len(columns):
-        end = begin + 1
-        while (
-            end < len(columns) and sum(least[i] + 2 for i in (0, *range(begin, end + 1))) - 2 <= console.width
-        ):
-            end += 1
-        some = [0, *range(begin, min(end, len(columns)))]
+    for some in _pages(least, console.width):
         fits = sum(least[i] + 2 for i in some) - 2 <= console.width
         grid = Grid(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for i in some:
-            small = fits and natural[i] <= WHOLE
-            grid.add_column(
-                Text(columns[i][0]), overflow="fold", no_wrap=small, min_width=least[i] if fits else None
-            )
-        for row in list(zip(*columns, strict=True))[1:]:
+            whole = fits and natural[i] <= WHOLE
+            grid.add_column(Text(columns[i][0]), overflow="fold", no_wrap=whole, min_width=least[i] * fits)
+        for row in [*zip(*columns, strict=True)][1:]:
             grid.add_row(*(Text(row[i]) for i in some))
         lines = console.render_lines(grid, console.options, pad=False)
         rows += [("".join(segment.text for segment in line).rstrip(), "") for line in lines]
-        begin = end
     for note in (" ".join(marks), *table.notes):
         rows += _text(note, min(console.width, PIPE_WIDTH), "dim", 2 if note.startswith("*") else 0)
     return rows
+
+
+def _pages(least: Sequence[int], width: int) -> Iterator[list[int]]:
+    """Yield the columns of each grid: as many as fit beside the first."""
+    some = [0]
+    for i in range(1, len(least)):
+        if len(some) > 1 and sum(least[j] + 2 for j in (*some, i)) - 2 > width:
+            yield some
+            some = [0]
+        some.append(i)
+    yield some

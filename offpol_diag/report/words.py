@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from offpol_diag.advice import GROWN, MERGE, Growth, growth, prescribed
 from offpol_diag.diagnosis.numbers import Evidence
 from offpol_diag.metrics import band, title, tone
-from offpol_diag.number import Number, Numbers
+from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, doubted, rounded, say, say_value, written
 from offpol_diag.presets import catalogue
 from offpol_diag.report.answer import EXPLAIN, Answer, Fact, Line
@@ -110,12 +110,15 @@ def checks(result: Result) -> Iterator[Line]:
         why = "1 when the tokens were drawn from the logged distribution."
         yield Line(f"E[r] is {say(ratio)}", "ok" if holds else "un", why, brief=True)
     if given.ruled_out:
+        some = given.sequences is not None and given.sequences < result.dump.sequences
+        among = (
+            f" in {count(given.sequences or 0)} of the {count(result.dump.sequences)} sequences"
+            if some
+            else ""
+        )
         many = counted(len(given.ruled_out), "further fault")
-        yield Line(f"{many} ruled out", "ok", "; ".join(given.ruled_out) + ".")
+        yield Line(f"{many} ruled out{among}", "ok", "; ".join(given.ruled_out) + ".")
     yield from (Line("Not testable on this dump", "un", one) for one in given.undecidable)
-    if given.sequences is not None and given.tokens is not None and given.sequences < result.dump.sequences:
-        some = f"{counted(given.tokens, 'token')} of {counted(given.sequences, 'sequence')}"
-        yield Line(f"Looked at one by one: {some}, of the {count(result.dump.sequences)} in the dump", "un")
 
 
 def verdict(result: Result) -> str:
@@ -131,22 +134,20 @@ def evidence(result: Result) -> list[str]:
     lag, given, synced = result.charts.lag, result.diagnosis, in_sync(result)
     if given is None or not given.causes:
         return []
-    first, said = given.causes[0], []
+    said = list[str]()
     if lag and lag.start and lag.end and lag.steps and grew(result):
-        ends = (
-            f"{rounded(one.value)} (step {step})"
-            for one, step in zip((lag.start, lag.end), lag.steps, strict=True)
-        )
+        first, last = rounded(lag.start.value), rounded(lag.end.value)
         said.append(
-            f"At a constant lag of {lag.lag}, K3 rises from {' to '.join(ends)}: the updates grow, or "
-            "weights no longer arrive, which a checksum of them on both sides tells apart."
+            f"At a constant lag of {lag.lag}, K3 rises from {first} (step {lag.steps[0]}) to {last} (step "
+            f"{lag.steps[1]}): the updates grow, or weights no longer arrive, which a checksum of them on "
+            "both sides tells apart."
         )
     if lag and synced and lag.in_sync_share is not None and lag.in_sync_share < MOSTLY:
         level, share = rounded(synced.value), rounded(lag.in_sync_share, "share")
         said.append(f"Not the engine, as far as lag 0 shows: there K3 is {level}, {share} of all.")
-    said = said or [f"Evidence: {sentence(first.statistic)}"]
-    said += [f"To confirm: {first.confirm}"] if first.confirm else []
-    return said + ([f"At the source: {first.fix}"] if first.fix else [])
+    every = {"Evidence": sentence(given.causes[0].statistic) if not said else ""}
+    every |= {"To confirm": given.causes[0].confirm, "At the source": given.causes[0].fix}
+    return said + [f"{label}: {text}" for label, text in every.items() if text]
 
 
 MOSTLY, TWICE = 0.5, 2.0
@@ -166,15 +167,9 @@ def candidates(given: Diagnosis) -> Fact:
     heading = "One fits, and is not established" if many == 1 else f"{many} fit, the least contradicted first"
     lines = []
     for place, one in enumerate(given.candidates, 1):
-        sides = (
-            f"{side}: {' '.join(said) or NOTHING}"
-            for side, said in (("For", one.for_), ("Against", one.against))
-        )
-        lines.append(Line(f"{place}. {one.statement}", "", " ".join(sides)))
+        some, others = (" ".join(said) or "nothing in this dump." for said in (one.for_, one.against))
+        lines.append(Line(f"{place}. {one.statement}", "", f"For: {some} Against: {others}"))
     return Fact("Candidates", "", heading, tuple(lines), spelled=True)
-
-
-NOTHING = "nothing in this dump."
 
 
 def of_bug(result: Result) -> Iterator[Fact]:
@@ -214,15 +209,16 @@ def _details(cause: Cause, given: Diagnosis, result: Result) -> dict[str, str]:
         if after:
             logged = say(replace(result.main(key), interval=None, note=None))
             then.append(f"{name} {logged} → {'≈ ' * after.approximate}{say_value(getattr(after, key), unit)}")
+    examples = (
+        f"sequence {one.sequence_id}, position {one.position}: log π_rollout "
+        f"{say_value(one.rollout_log_prob)}, log π_train {say_value(one.train_log_prob)}"
+        for one in cause.examples
+    )
     return {
         "Counted" if cause.exact else "Evidence": cause.statistic,
         "Violates": cause.violates,
-        "Where": "; ".join([*filter(None, [cause.where]), *affected]),
-        "Examples": "; ".join(
-            f"sequence {one.sequence_id}, position {one.position}: log π_rollout "
-            f"{say_value(one.rollout_log_prob)}, log π_train {say_value(one.train_log_prob)}"
-            for one in cause.examples
-        ),
+        "Where": "; ".join([cause.where, *affected] if cause.where else affected),
+        "Examples": "; ".join(examples),
         "To confirm": cause.confirm,
         "Fix": cause.fix,
         f"After the fix, {after.what if after else ''}": after
@@ -324,23 +320,20 @@ def _effect(result: Result, method: str) -> str:
     return f"{said}, {written(cut).value} truncated" if cut.value else said
 
 
-WEIGHTS = (
-    *("ess_tokens", "ess_sequences", "weight_max", "weight_mean", "truncated_high", "truncated_low"),
-    *("tokens_weighted", "tokens_rejected", "sequences_dropped"),
-)
-"""Rows of the table of weights without a correction and under the method."""
-
-
 def _weights(result: Result, given: Recommendation) -> Table | None:
     """Return the weights without correction and under the method, where known."""
     own = result.preset(given.method or "")
     if not given.title or not own:
         return None
-    raw: Numbers = {key: result.main(key) for key in ("ess_tokens", "ess_sequences")}
-    raw["weight_mean"] = result.main("mean_ratio")
-    pairs = [(key, raw.get(key), own.get(key)) for key in WEIGHTS]
-    rows = [(title(key), *pair) for key, *pair in pairs if any(one and one.value for one in pair)]
+    raw = {name: result.main(key) for name, key in UNCORRECTED.items()}
+    pairs = [(name, raw.get(name), own.get(name)) for name in WEIGHTS]
+    rows = [(title(name), *pair) for name, *pair in pairs if any(one and one.value for one in pair)]
     return Table("weights", "Weights before and after", ("on this dump", "uncorrected", given.title), rows)
+
+
+UNCORRECTED = {"ess_tokens": "ess_tokens", "ess_sequences": "ess_sequences", "weight_mean": "mean_ratio"}
+WEIGHTS = (*UNCORRECTED, "weight_max", "truncated_high", "tokens_rejected", "sequences_dropped")
+"""Rows of the table of weights; of some the number of the dump that it is without a correction."""
 
 
 def _configs(result: Result, given: Recommendation) -> tuple[tuple[str, str], ...]:
