@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from random import Random
@@ -30,7 +29,8 @@ from typer.testing import CliRunner
 from offpol_diag.cli import app
 from offpol_diag.errors import OffpolError
 from tests import forms
-from tests.factory import read
+from tests.factory import read, write
+from tests.test_read import WAYS, sequences, table
 from tests.test_refusals import EVIL, harmless
 
 MEMORY = 2 << 30
@@ -52,52 +52,23 @@ def test_a_damaged_input_is_read_or_refused(seed: int, inputs: int) -> None:
 
 # ---------------------------------------------------------------- whole files
 
-LISTS = {
-    "rollout_log_probs": [one.rollout.tolist() for one in forms.MADE],
-    "old_log_probs": [one.old.tolist() for one in forms.MADE],
-    "response_mask": [one.mask.tolist() for one in forms.MADE],
-    "token_ids": [one.ids.tolist() for one in forms.MADE],
-}
-ROWS = LISTS | {"rewards": [0.5] * 8, "group_id": [f"g{i // 2}" for i in range(8)], "step": [0, 1] * 4}
-LONG = {name: [x for row in rows for x in row] for name, rows in LISTS.items()}
-LONG |= {"sequence_id": [i for i, one in enumerate(forms.MADE) for _ in one.ids]}
-SIZED = pa.list_(pa.float64(), 16)
-PADDED = {name: pa.array([row[:16] for row in rows], SIZED) for name, rows in LISTS.items()}
+
+def checked(folder: Path) -> str:
+    how = {"write_page_checksum": True, "compression": "zstd", "data_page_version": "2.0"}
+    return write(folder / "a.parquet", table(sequences()[:8]), 3, how)
 
 
-def parquet(columns: dict[str, Any], folder: Path | None = None, **how: Any) -> bytes:
-    """Return a dump of several row groups, and write it to a folder."""
-    pq.write_table(pa.table(columns), stream := io.BytesIO(), row_group_size=3, **how)
-    if folder:
-        (folder / "a.parquet").write_bytes(stream.getvalue())
-    return stream.getvalue()
-
-
-def json_lines(folder: Path) -> None:
-    rows = [dict(zip(ROWS, values, strict=True)) for values in zip(*ROWS.values(), strict=True)]
-    (folder / "a.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
-
-
-FORMS: dict[str, Callable[..., object]] = {
-    "parquet": partial(parquet, ROWS),
-    "parquet with checksums": partial(parquet, ROWS, write_page_checksum=True, compression="zstd"),
-    "parquet, long": partial(parquet, LONG),
-    "parquet, padded": partial(parquet, PADDED, use_dictionary=False, data_page_version="2.0"),
-    "JSON lines": json_lines,
-    "nemo-rl": forms.nemo_rl,
-    "prime-rl": forms.prime_rl,
-    "slime": forms.slime,
-    "slime, ranks": partial(forms.ranks, context=2, miles=False),
-    "miles, ranks": partial(forms.ranks, context=2, padded=True),
-    "skyrl": forms.skyrl,
-}
+WRITTEN = ("large lists of float32", "fixed-size lists", "a row per token", "JSON lines, compressed")
+FORMS = [forms.nemo_rl, forms.prime_rl, forms.slime, partial(forms.ranks, context=2, miles=False)]
+FORMS += [partial(forms.ranks, context=2, padded=True), forms.skyrl, checked]
+FORMS += [lambda folder, way=way: WAYS[way][1](folder, WAYS[way][0]()[:8]) for way in WRITTEN]
 
 
 @cache
-def files(form: str) -> dict[str, bytes]:
+def files(form: int) -> dict[str, bytes]:
     """Return the files of a form."""
     with tempfile.TemporaryDirectory() as name:
-        FORMS[form](folder=Path(name))
+        FORMS[form](Path(name))
         return contents(Path(name))
 
 
@@ -137,33 +108,30 @@ def torn(random: Random, whole: bytes) -> bytes:
     """Flip bits, cut, or put something between, a few times."""
     for _ in range(random.choice([1, 1, 2, 4, 16])):
         at = random.randrange(len(whole) or 1)
-        end = at + random.choice([1, 8, 64, 1024])
         bit = bytes([(whole[at] if whole else 0) ^ 1 << random.randrange(8)])
         flipped, put = whole[:at] + bit + whole[at + 1 :], whole[:at] + random.choice(PIECES) + whole[at:]
+        end = at + random.choice([1, 8, 64, 1024])
         whole = random.choice([flipped, flipped, flipped, put, whole[:at] + whole[end:], whole[:at]])
     return whole
 
 
 def damaged(random: Random, name: str, data: bytes) -> bytes:
-    """Damage some values of a file, or where that gives no file of the kind, its bytes."""
-
-    def tree(value: Any) -> Any:
-        for _ in range(random.choice([1, 1, 1, 3])):
-            value = changed(random, value)
-        return value
-
+    """Damage a value of a file, or where that gives no file of the kind, its bytes."""
+    stream = io.BytesIO()
     with contextlib.suppress(Exception):  # of any library
         if random.random() < 0.4 or name.endswith(".pkl"):
             return torn(random, data)
         if name.endswith(".parquet"):
-            return parquet(tree(pq.read_table(io.BytesIO(data)).to_pydict()))
+            columns = changed(random, pq.read_table(io.BytesIO(data)).to_pydict())
+            pq.write_table(pa.table(columns), stream, row_group_size=3)
+            return stream.getvalue()
         if name.endswith(".pt"):
-            torch.save(tree(torch.load(io.BytesIO(data))), stream := io.BytesIO())
+            torch.save(changed(random, torch.load(io.BytesIO(data))), stream)
             return stream.getvalue()
         unfold, fold = (gzip.decompress, gzip.compress) if name.endswith(".gz") else (bytes, bytes)
         rows = unfold(data).splitlines()
         at = random.randrange(len(rows))
-        rows[at] = json.dumps(tree(json.loads(rows[at]))).encode()
+        rows[at] = json.dumps(changed(random, json.loads(rows[at]))).encode()
         return fold(b"\n".join(rows))
     return torn(random, data)
 
@@ -196,7 +164,7 @@ def main(seed: str, inputs: str) -> None:
     count, bad = 0, dict[int, str]()
     for number in range(int(inputs)):
         random = Random(f"{seed}:{number}")
-        form = random.choice([*FORMS])
+        form = random.randrange(len(FORMS))
         given = dict(files(form))
         name = random.choice([*given])
         given[name] = damaged(random, name, given[name])

@@ -201,7 +201,6 @@ def test_of_a_folder_the_best_form_is_read_and_what_nobody_asked_for_may_be_anyt
 def given():
     """Make a dump, results of this and other versions, and files that are cut off."""
     shutil.copy(SAMPLE, "sampled.parquet")
-    pq.write_table(pq.read_table(SAMPLE).drop_columns(["current_log_probs"]), "two.parquet")
     text = make_summary().to_json()
     newer, older = (text.replace('"format": 3', f'"format": {x}', 1) for x in (4, 2))
     texts = {"r.json": text, "newer.json": newer, "older.json": older, "cut.json": text[:500]}
@@ -215,7 +214,7 @@ def given():
 NEWER = "newer.json: result format 4, this version reads format 3"
 UPDATE, GIVE = "a newer version wrote it: update", "give the file that `offpol-diag analyze --json` wrote"
 NO_RESULT, TWICE = "this is not a result of offpol-diag", "two results cannot both go to "
-ANALYZE, SWEEP = "analyze sampled.parquet -q ", "sweep sampled.parquet -q --preset token_is "
+ANALYZE = "analyze sampled.parquet -q "
 COMMANDS = [
     # what is read
     *((f"{one} r.json", "r.json: not a form of dump that is known", "`offpol-diag report r.json` draws")
@@ -228,12 +227,6 @@ COMMANDS = [
     ("report nowhere.json", "nowhere.json: cannot be read as a result (No such file", GIVE),
     ("doctor empty.jsonl", "empty.jsonl: no sequence that counts is in it", "check that its writer"),
     ("doctor sampled.parq", "sampled.parq: no such file", "did you mean sampled.parquet?"),
-    # names
-    ("presets nope", 'unknown preset "nope"', 'did you mean "none"?'),
-    ("presets token_is --for foo", 'unknown trainer "foo"; there are verl,', "name one of these"),
-    ("check sampled.parquet --for foo", 'unknown trainer "foo"', "name one of these"),
-    ("gate missing.parquet --max token_iss.k3=1", "", 'did you mean "token_is"'),
-    ("compare two.parquet --presets pure_is", "the dump has no current_log_probs, which", "name the column"),
     # what is written
     (ANALYZE + "-o .", ".: is a directory", "name a file in it"),
     *((f"{ANALYZE}{one} no/r", "no/r: its directory does not exist", "make it first: mkdir -p no")
@@ -253,11 +246,8 @@ COMMANDS = [
     (ANALYZE + "--threads 0", "invalid value for '--threads': ", ""),
     (ANALYZE + "--device tpu", "device 'tpu' is not known", "give auto, cpu, cuda"),
     (ANALYZE + "--columns rollout", 'columns: "rollout" names no column', ""),
-    (ANALYZE + "--presets tokn_is", 'unknown preset "tokn_is"', ""),
     (ANALYZE + "--presets ,", "no preset is named", ""),
     (ANALYZE + "--preset-file none.toml", "none.toml", ""),
-    (SWEEP + "--which weight.uper", 'token_is has no bound "weight.uper"', ""),
-    *((SWEEP + one, "", "") for one in ("--keep 2", "--keep x", "--at 2,1")),
     ("gate sampled.parquet --max k3", "--max", "docs/ci.md has the form"),
     ("gate sampled.parquet --gates none.toml", "none.toml", ""),
     ("gate sampled.parquet --baseline none.json", "none.json", ""),

@@ -15,7 +15,6 @@ from tests.factory import read
 from tests.reading import opened
 from tests.test_bad_rows import BAD_ROWS, FILLED
 
-LENGTHS = (3, 1, 4)
 MASK = np.array([[1, 0, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 1, 1, 0]])
 ONE = {"rollout_log_probs": [[-1.0, -2.0]], "old_log_probs": [[-1.0, -2.0]]}
 
@@ -30,7 +29,7 @@ def padded(seed):
 
 
 def ragged(values):
-    return [row[:n] for row, n in zip(values, LENGTHS, strict=True)]
+    return [row[:n] for row, n in zip(values, (3, 1, 4), strict=True)]
 
 
 def written(folder, *batches, **how):
@@ -42,16 +41,9 @@ def written(folder, *batches, **how):
 
 TOKENS = {"rollout_log_probs": padded(0), "old_log_probs": padded(1), "current_log_probs": padded(2)}
 TOKENS |= {"token_ids": np.arange(15).reshape(3, 5), "entropy": -padded(3)}
-SCALARS = {
-    "advantages": [0.5, -1.0, 2.0],
-    "rewards": [1.0, 0.0, 1.0],
-    "sequence_id": ["a", "b", "c"],
-    "group_id": [7, 7, 8],
-    "step": [4, 4, 4],
-    "policy_lag": [0, 1, 2],
-    "prompt_ids": [[1, 2], [3], []],
-    "engine": ["vllm"] * 3,
-}
+SCALARS = {"advantages": [0.5, -1.0, 2.0], "rewards": [1.0, 0.0, 1.0], "prompt_ids": [[1, 2], [3], []]}
+SCALARS |= {"sequence_id": ["a", "b", "c"], "group_id": [7, 7, 8], "step": [4, 4, 4], "policy_lag": [0, 1, 2]}
+SCALARS |= {"engine": ["vllm"] * 3}
 GIVEN = {**TOKENS, **SCALARS, "response_mask": MASK.astype(bool), "step": 4, "engine": "vllm"}
 GIVEN |= {"policy_lag": torch.tensor([0, 1, 2]), "group_id": np.array([7, 7, 8]), "rewards": [1, 0, 1]}
 
@@ -73,21 +65,12 @@ def test_padded_and_ragged_tensors_of_every_float_type_make_the_same_table(dtype
     )
 
 
-def spoilt(row, token, value):
-    found = padded(0)
-    found[row, token] = value
-    return found
-
-
 REFUSED = [
     ({"rollout_log_probs": None}, "pass rollout_log_probs, and old_log_probs or current_log_probs"),
     ({"response_mask": None}, "is padded, .*: pass a response_mask"),
     ({"old_log_probs": padded(0)[:, :4]}, r"old_log_probs is padded, \(3, 4\)"),
-    ({"old_log_probs": ragged(padded(0))[:2]}, "old_log_probs expected length 3 but got length 2"),
     ({"old_log_probs": [[-1.0]] * 3}, "old_log_probs, sequence 0: 1 tokens but rollout_log_probs has 3"),
-    ({"old_log_probs": spoilt(2, 3, np.nan)}, "row 2, column 'old_log_probs': token 3 is nan"),
-    ({"rollout_log_probs": np.exp(padded(0))}, "row 0, column 'rollout_log_probs': .* is at most 0"),
-    ({"current_log_probs": spoilt(1, 0, 0.5)}, "row 1, column 'current_log_probs': token 0 is 0.5"),
+    ({"current_log_probs": -padded(0)}, "row 0, column 'current_log_probs': token 0 is 0"),
     ({"old_log_probs": padded(0).astype(str)}, "old_log_probs holds str"),
     ({"response_mask": MASK / 2}, "response_mask does not fit int8"),
     ({"token_ids": padded(0)}, "token_ids does not fit int32; pass whole numbers"),
@@ -95,7 +78,6 @@ REFUSED = [
     ({"step": 7.5}, "step is not one plain value per sequence: .* 7.5"),
     ({"rewards": ["a", "b", "c"]}, "rewards is not one plain value per sequence: .*'c'"),
     ({"values": padded(0)}, "values is not one plain value per sequence"),
-    ({"prompt_ids": np.zeros((3, 2), int)}, "prompt_ids is padded"),
 ]
 
 
