@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from offpol_diag import shell
 from offpol_diag.cli import app
-from offpol_diag.errors import OffpolError
 from offpol_diag.gate import judged, required
 from offpol_diag.number import Number
 from offpol_diag.printable import printable, printable_json, printable_lines
@@ -21,7 +20,7 @@ from offpol_diag.report import FORMS, render
 from offpol_diag.result import DumpFacts, Place, loads
 from tests.drawn import terminal
 from tests.factory import Location, make_summary, put
-from tests.test_refusals import DIGITS, EVIL, folder, harmless  # noqa: F401
+from tests.test_refusals import EVIL, folder, harmless  # noqa: F401
 
 TEXT = EVIL.replace("\udcff", "")
 
@@ -39,27 +38,17 @@ def files():
 
 
 def test_text_and_json_of_any_text_may_be_printed():
-    assert printable("é ∏r ✓ 中文") == "é ∏r ✓ 中文"
-    assert printable("a\tb\x1b[1m\nc\udcff") == r"a\tb\x1b[1m\nc\udcff"
+    assert printable("é ∏r ✓ 中文 a\tb\x1b[1m\nc\udcff") == r"é ∏r ✓ 中文 a\tb\x1b[1m\nc\udcff"
     assert printable_lines("a\n ::error::b\nc::d") == "a\n \\x3a:error::b\nc::d"
-    harmless(printable(EVIL))
-    harmless(printable_lines(EVIL))
-    value = {TEXT: "\x7f\u200d\U000e0001"}
-    harmless(text := printable_json(json.dumps(value, indent=1, ensure_ascii=False)))
-    assert json.loads(text) == value
-    assert json.loads(printable_json(json.dumps("a\udcff", ensure_ascii=False))) == r"a\udcff"
+    harmless(text := printable_json(json.dumps({TEXT: "\x7f\u200d"}, indent=1, ensure_ascii=False)))
+    assert json.loads(text) == {TEXT: "\x7f\u200d"}
 
 
-def test_errors_and_remarks_have_no_line_that_a_name_began_and_a_long_one_is_cut(capsys):
-    for error in (OffpolError(EVIL, EVIL, (EVIL, "second")), ValueError(EVIL)):
-        with pytest.raises(SystemExit), shell.exit_codes():
-            raise error
+def test_a_bug_and_a_remark_have_no_line_that_a_name_began(capsys):
+    with pytest.raises(SystemExit), shell.exit_codes():
+        raise ValueError(EVIL)
     shell.note(shell.line(EVIL))
     harmless(capsys.readouterr().err)
-    with pytest.raises(SystemExit):
-        shell.complain(OffpolError(f"begin {DIGITS} end", "hint"))
-    cut = capsys.readouterr().err
-    assert (cut.startswith("error: begin 9"), "9 end\n" in cut, len(cut) < 2000) == (True, True, True)
 
 
 def hostile():

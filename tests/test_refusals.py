@@ -18,6 +18,7 @@ from offpol_diag.cli import app
 from offpol_diag.printable import CONTROLS
 from tests import factory
 from tests.factory import make_summary
+from tests.reading import opened
 
 EVIL = "x\x1b[31m\x9b2J\x07\u202e\n::error::pwned\r\n  ::stop-commands::t\u2028##[error]y\udcff"
 NAN, INF = float("nan"), float("inf")
@@ -78,7 +79,7 @@ def jsonl():
     return Path("b.jsonl").write_text('{"logprobs": [-1.0], "old_logprobs": [-1.0]}')
 
 
-def spoilt(change, **options):
+def damaged(change, **options):
     """Return a writer of a damaged file of two row groups; numbers are rounded, for a codec stores noise."""
 
     def made():
@@ -131,10 +132,10 @@ DUMPS = [  # columns of a.parquet, or what writes files; what is read; what is s
       for one in ("pipe.parquet", "p*.parquet")),
     (raw(b""), "", ": cannot be read as Parquet (Parquet file size is 0 bytes", "check that it may be read"),
     (raw(b"{}\n" * 9), "", ": cannot be read as Parquet (Parquet magic bytes not", "check that it may be"),
-    (spoilt(lambda data, at: data[:at]), "", ": cannot be read as Parquet (Parquet magic", "check that it"),
-    (spoilt(lambda data, at: data[:-200] + b"\xff" * 192 + data[-8:]), "", ": cannot be read as", ""),
-    (spoilt(torn, compression="zstd"), "", BROKEN, "the file is damaged"),
-    (spoilt(torn, compression="none", write_page_checksum=True), SKIP, BROKEN, "the file is damaged"),
+    (damaged(lambda data, at: data[:at]), "", ": cannot be read as Parquet (Parquet magic", "check that it"),
+    (damaged(lambda data, at: data[:-200] + b"\xff" * 192 + data[-8:]), "", ": cannot be read as", ""),
+    (damaged(torn, compression="zstd"), "", BROKEN, "the file is damaged"),
+    (damaged(torn, compression="none", write_page_checksum=True), SKIP, BROKEN, "the file is damaged"),
     # forms
     (lambda: [write(), jsonl()], "*.*", "the files are of several forms: a.parquet is parquet;", "name"),
     (jsonl, "b.jsonl --group-by no", "b.jsonl: --group-by: there is no column 'no'", "the columns are"),
@@ -192,6 +193,73 @@ def test_of_a_folder_the_best_form_is_read_and_what_nobody_asked_for_may_be_anyt
     for name in ("r.json", "empty.jsonl"):
         Path(name).touch()
     assert factory.read(".").tokens == 6
+
+
+# ---------------------------------------------------------------- rows
+
+BAD_ROWS = [  # what row 2 (row group 1) has in place of a good value, and what is said of it
+    ({OLD: [-1.0, -1.0]}, "column 'old_log_probs': it holds 2 values and rollout_log_probs holds 1"),
+    ({MASK: []}, "column 'response_mask': it holds 0 values"),
+    ({ROLLOUT: None}, "'rollout_log_probs': there is null where a list"),
+    ({OLD: [None]}, "'old_log_probs': token 0 is nan, and a token that counts needs a finite value"),
+    ({ROLLOUT: [-INF]}, "column 'rollout_log_probs': token 0 is -inf"),
+    ({ROLLOUT: [0.5]}, "token 0 is 0.5, and a log-probability is at most 0"),
+    ({MASK: [None]}, "'response_mask': token 0 is null, and a mask is 0 or 1"),
+    ({MASK: [2]}, "column 'response_mask': token 0 is 2, and a mask is 0 or 1"),
+    ({"token_ids": [None]}, "'token_ids': token 0 is null"),
+    ({"advantages": [NAN]}, "column 'advantages': token 0 is nan"),
+    ({"entropy": [NAN]}, "column 'entropy': token 0 is nan"),
+    ({"weight_versions": [-2]}, "token 0 is -2, and a version is at least 0"),
+    ({"prompt_ids": [1, None]}, "column 'prompt_ids': token 1 is null, and a prompt is token ids"),
+    ({"prompt_length": -1}, "column 'prompt_length': it is -1, and a length is needed"),
+    ({"rewards": None}, "column 'rewards': it is nan, and a finite number is needed"),
+    ({"step": INF}, "column 'step': it is inf, and a number within 64 bits is needed"),
+    ({"policy_lag": 2.0**63}, "column 'policy_lag': it is 9.22337e+18, and a number within 64 bits"),
+]
+FILLED = dict.fromkeys((ROLLOUT, OLD, "current_log_probs", "advantages", "entropy"), GOOD)
+FILLED |= {name: [[1] * len(row) for row in GOOD] for name in (MASK, "token_ids", "weight_versions")}
+FILLED |= {"prompt_ids": [[1]] * 4, "rewards": [1.0] * 4, "prompt_length": [7.0] * 4}
+FILLED |= {"step": [1.0, NAN, 1.0, None], "policy_lag": [1.0] * 4}
+
+
+def spoilt(change):
+    """Return good columns with some values of row 2 changed."""
+    return FILLED | {name: [*FILLED[name][:2], value, FILLED[name][3]] for name, value in change.items()}
+
+
+@pytest.mark.parametrize(("change", "says"), BAD_ROWS, ids=str)
+def test_a_bad_row_is_named_by_its_place_or_left_out_and_counted(change, says):
+    path = write(**spoilt(change))
+    error, _ = refused(f"doctor {path} -q")
+    assert error.startswith("a.parquet, row group 1, row 2, column ")
+    assert says in error
+    for tokens in (1, 1_000_000):
+        assert factory.refusal(path, batch_tokens=tokens).message == error
+        dump = opened(path, on_bad_row="skip", batch_tokens=tokens)
+        batches = [*dump.batches()]
+        assert [name for batch in batches for name in batch.scalars["sequence_id"]] == [0, 1, 3]
+        assert [x for batch in batches for x in batch.rollout.tolist()] == [-0.5, -1.0, -2.0, -0.125, -4.0]
+        assert (dump.seen.skipped, dump.seen.examples) == (1, [error])
+
+
+@pytest.mark.parametrize("change", [change for change, _ in BAD_ROWS], ids=str)
+def test_a_row_that_a_reader_would_refuse_is_refused_by_the_writer(change, tmp_path):
+    writer = offpol_diag.DumpWriter(tmp_path)
+    writer.write(**FILLED)
+    with pytest.raises((ValueError, TypeError)):
+        writer.write(**spoilt(change))
+
+
+def test_five_skipped_rows_are_described():
+    nineteen = {ROLLOUT: [[-1.0]] * 20, OLD: [[NAN]] * 19 + [[-1.0]]}
+    for columns, count, rows in (
+        (spoilt({ROLLOUT: [0.5], OLD: [NAN], "rewards": NAN}), 1, [2]),
+        (nineteen, 19, [0, 1, 2, 3, 4]),
+    ):
+        dump = opened(write(**columns), on_bad_row="skip", batch_tokens=1)
+        assert [*dump.batches()]
+        assert dump.seen.skipped == count
+        assert all(f"row {i}," in said for i, said in zip(rows, dump.seen.examples, strict=True))
 
 
 # ---------------------------------------------------------------- commands
