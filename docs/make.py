@@ -15,15 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from offpol_diag.advice import advised as decided
+import offpol_diag
 from offpol_diag.cli import SAMPLE as DUMP
-from offpol_diag.core.observe import examine
-from offpol_diag.diagnosis.decide import diagnosed
-from offpol_diag.dump.convert import open_dump
 from offpol_diag.dump.forms import FORMS
 from offpol_diag.dump.schema import POSITION, TABLE, WORDS
 from offpol_diag.dump.writer import to_table, write_tables
-from offpol_diag.gate import judged, required
 from offpol_diag.number import Numbers
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import load
@@ -209,17 +205,13 @@ def _filled(name: str) -> str:
     return text
 
 
-def _of(path: Path, **how: Any) -> Result:
-    """The numbers of a dump, and the verdict."""
-    return diagnosed(examine(open_dump([str(path)]), device="cpu", **how))
-
-
 COLLAPSE = HERE.parent / "sample_data" / "collapse.parquet"
+QUIET: dict[str, Any] = {"device": "cpu", "progress": False}
 
 
 @cache
 def _collapsed() -> list[str]:
-    return _answered(decided(_of(COLLAPSE), "verl"))
+    return _answered(offpol_diag.analyze(COLLAPSE, trainer="verl", **QUIET))
 
 
 def _collapse() -> str:
@@ -236,9 +228,7 @@ def _collapse_in_full() -> str:
 
 def _gate() -> str:
     """How a bound on every step of the run that collapsed is judged."""
-    asked = required(max=["step:k3=0.015"])
-    summary = _of(COLLAPSE, presets=(), by_step=asked.to_compute(load())[1])
-    lines = _answered(summary.model_copy(update={"gates": list(judged(summary, asked))}))
+    lines = _answered(offpol_diag.gate(COLLAPSE, max=["step:k3=0.015"], **QUIET))
     return _printed(*lines[2 : lines.index("", 3)], "…")
 
 
@@ -253,7 +243,7 @@ def _undecided() -> str:
     with tempfile.TemporaryDirectory() as folder:
         unknown = Path(folder) / "without_lag.parquet"
         pq.write_table(pq.read_table(DUMP).drop_columns(["policy_lag"]), unknown)
-        lines = _answered(_of(unknown))
+        lines = _answered(offpol_diag.doctor(unknown, **QUIET))
     return _printed("$ offpol-diag doctor without_lag.parquet", *lines[: lines.index("", 5)], "…")
 
 
@@ -266,7 +256,7 @@ def _diagnosed() -> Result:
         shifted = [row[1:] + row[-1:] for row in table.column(place).to_pylist()]
         column = pa.array(shifted, table.field(place).type)
         pq.write_table(table.set_column(place, table.field(place), column), broken)
-        return _of(broken)
+        return offpol_diag.doctor(broken, **QUIET)
 
 
 def _answered(summary: Result) -> list[str]:
@@ -298,7 +288,7 @@ def _specimen() -> Result:
         path = Path(folder) / "specimen.parquet"
         columns = dict.fromkeys(("rollout_log_probs", "old_log_probs", "current_log_probs"), tokens)
         write_tables([to_table({**columns, "advantages": [1.0, -1.0]})], path)
-        return _of(path, presets=load().resolve("token_is"))
+        return offpol_diag.analyze(path, presets="token_is", **QUIET)
 
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -9,10 +9,8 @@ The exit code is 1 where anything differs or is missing. What is new is listed, 
 
 - `values.parquet`: the numbers of eight dumps by command, subject and name, and what trainers log of them
   under each method. Made once from f8bfca2a, with its rows of the 46 methods renamed. Never updated.
-- `configuration.json.gz`: trainer → method → blocks to paste, without headings and remarks. Made once from
-  f8bfca2a; prime-rl's from the state in which its newest source takes them. Never updated.
 - `intervals.parquet`: low and high of those of the numbers that have them.
-- `texts/`: what commands print and write as Markdown, and configurations with headings and remarks.
+- `texts/`: what commands print and write as Markdown, and the configurations of every trainer.
 
 `cases.py` says which commands are run on which dumps, `dumps/` holds the dumps that do not ship, and
 `package.py` alone knows the package: a change of its API or of its JSON is followed there.
@@ -21,8 +19,7 @@ The exit code is 1 where anything differs or is missing. What is new is listed, 
 from __future__ import annotations
 
 import difflib
-import gzip
-import json
+import re
 import shutil
 import sys
 import tempfile
@@ -42,9 +39,9 @@ from tests.frozen.cases import CASES, DUMPS, HERE, TRAINERS, Case
 from tests.frozen.package import Number
 
 VALUES, INTERVALS = HERE / "values.parquet", HERE / "intervals.parquet"
-CONFIGURATION, TEXTS = HERE / "configuration.json.gz", HERE / "texts"
+TEXTS = HERE / "texts"
 PRESETS = HERE / "presets.toml"
-LAYERS = ("values", "intervals", "texts", "configuration", "logged")
+LAYERS = ("values", "intervals", "texts", "logged")
 RTOL, FLOOR = 1e-9, 1e-14
 """A number may differ by `RTOL` of itself, or by `FLOOR`: zero, and what cancelling terms leave."""
 SHOWN = 30
@@ -90,9 +87,11 @@ def logged(dump: str) -> tuple[Number, ...]:
 
 
 @cache
-def printed(trainer: str) -> Mapping[str, str]:
-    """Return method → configuration for a trainer as it is printed, of methods whose is frozen."""
-    return {method: package.printed(method, trainer) or "" for method in configuration().get(trainer, ())}
+def printed(trainer: str) -> str:
+    """Return the configurations for a trainer as they are printed, of the methods whose are frozen."""
+    text = (TEXTS / f"presets-{trainer}.txt").read_text(encoding="utf-8")
+    methods = re.findall(rf"^# (\S+) for {trainer}$", text, re.MULTILINE)
+    return "\n".join(package.printed(method, trainer) or "" for method in methods)
 
 
 # ---------------------------------------------------------------- what was there
@@ -111,12 +110,6 @@ def _stored(path: Path) -> Mapping[str, Mapping[Key, tuple[float, ...]]]:
 def frozen(case: str) -> Values:
     """Return the frozen values of a case."""
     return {key: x for key, (x,) in _stored(VALUES).get(case, {}).items()}
-
-
-def configuration() -> Mapping[str, Mapping[str, list[str]]]:
-    """Return trainer → method → frozen blocks."""
-    found: dict[str, dict[str, list[str]]] = json.loads(gzip.decompress(CONFIGURATION.read_bytes()))
-    return found
 
 
 # ---------------------------------------------------------------- what differs
@@ -162,19 +155,8 @@ def of_output(case: Case) -> list[str]:
 
 
 def of_presets(trainer: str) -> list[str]:
-    """Return a diff of the configurations for a trainer, headings and remarks included."""
-    return of_text(f"presets-{trainer}", "\n".join(printed(trainer).values()))
-
-
-def of_configuration(trainer: str) -> list[str]:
-    """Return what differs of the blocks of a trainer."""
-    lines = []
-    for method, old in configuration().get(trainer, {}).items():
-        new = package.blocks(printed(trainer)[method])
-        if old != new:
-            both = ("\n\n".join(one).splitlines() for one in (old, new))
-            lines += [f"differs  {method} for {trainer}:", *difflib.ndiff(*both)]
-    return lines
+    """Return a diff of the configurations for a trainer."""
+    return of_text(f"presets-{trainer}", printed(trainer))
 
 
 def of_logged(dump: str) -> list[str]:
@@ -225,7 +207,7 @@ def update_intervals(cases: Iterable[Case]) -> str:
 def update_texts(cases: Iterable[Case], trainers: Iterable[str]) -> str:
     """Store texts as they are now; return the names of those that have changed."""
     found = {case.name: ran(case)[1] for case in cases if case.text}
-    found |= {f"presets-{one}": "\n".join(printed(one).values()) for one in trainers}
+    found |= {f"presets-{one}": printed(one) for one in trainers}
     changed = [name for name, now in found.items() if of_text(name, now)]
     TEXTS.mkdir(exist_ok=True)
     for name in changed:
@@ -281,7 +263,6 @@ def checks(
             yield "texts", case.name, partial(of_output, case)
     for trainer in trainers:
         yield "texts", f"presets-{trainer}", partial(of_presets, trainer)
-        yield "configuration", trainer, partial(of_configuration, trainer)
     for dump in dumps:
         yield "logged", dump, partial(of_logged, dump)
 

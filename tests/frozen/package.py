@@ -155,12 +155,6 @@ def printed(method: str, trainer: str) -> str | None:
     return ran.stdout if ran.exit_code == 0 else None
 
 
-def blocks(text: str) -> list[str]:
-    """Return what is to be pasted, block by block, without headings and remarks."""
-    parts = re.split(r"(?m)^#.*\n", text)
-    return [part.strip("\n") for part in parts if part.strip()]
-
-
 def logged(path: Path, pairs: Iterable[tuple[str, str]], step: int | None = None) -> Iterator[Number]:
     """Yield what trainers log of a dump, or of one step of it, under methods: pairs of method and log."""
     table = pq.read_table(path)
