@@ -766,12 +766,6 @@ def _kept(text: str, path: str | Path | None) -> str:
     return text
 
 
-def idle(numbers: Numbers) -> bool:
-    """Return whether every token weighs 1 under a preset with these numbers: no merit of its ESS of 100%."""
-    ones = (numbers.get(name) for name in ("weight_min", "weight_max", "tokens_weighted"))
-    return all(one is not None and one.value == 1.0 for one in ones)
-
-
 def place_of(axis: str, place: str, subject: str = "dump") -> str:
     """Return the subject at a place; a slash in the name of an axis is written %2F."""
     return f"{subject}@{axis.replace('%', '%25').replace('/', '%2F')}/{place}"

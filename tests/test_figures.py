@@ -48,12 +48,10 @@ RESULTS = {
         for name in ("collapse", "healthy", "quantized", "stale")
     },
     "runs": lambda: offpol_diag.compare(sample("stale"), sample("quantized"), device="cpu"),
-    "sweep": lambda: offpol_diag.sweep(sample("collapse"), "geo_rs", keep=0.5, device="cpu"),
 }
 CHARTS = {
     "collapse": TEN,
     "runs": ("runs_by_step",),
-    "sweep": ("sweep",),
 }
 made: dict[str, offpol_diag.Result] = {}
 
@@ -128,14 +126,6 @@ def test_the_other_charts_hold_the_numbers_of_the_result():
     lags = zip(traces["by_lag"][0]["x"], charts.steps.series["policy_lag"], strict=True)
     assert all(abs(x - lag.value) <= 0.15 for x, lag in lags)
     assert traces["by_lag"][0]["y"] == [one.value for one in charts.steps.series["k3"]]
-
-
-def test_a_sweep_is_drawn_with_its_numbers():
-    swept, _ = drawn("sweep", "sweep")
-    points = result("sweep").sweep.points
-    wanted = {f"{one.threshold:.9g}": one.numbers["tokens_weighted"].value for one in points}
-    assert len(swept[0]["y"]) > 1
-    assert swept[0]["y"] == [wanted[at] for at in swept[0]["x"]]
 
 
 def test_no_chart_of_thresholds_is_drawn_beside_a_bug():

@@ -1,11 +1,11 @@
-"""The answer of `gate`: whether every bound holds, and JUnit XML for CI systems.
+"""The answer of `gate`: whether every bound holds, and JUnit XML, in which a bound is a test.
 
-In JUnit a bound is a test: failed is a failure, "could not say" an error, and what is open the test's output.
+Failed is a failure there, "could not say" an error, and what is open the test's output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from offpol_diag.gate import DIAGNOSIS, outcome, plain
 from offpol_diag.metrics import Tone
@@ -19,11 +19,7 @@ from offpol_diag.table import Table
 
 FEW = 16
 """Most bounds, and most reasons, that are shown: a comment has 60 lines."""
-SAID: Mapping[str, tuple[str, Tone]] = {
-    "passed": ("Passed", "good"),
-    "failed": ("Failed", "bad"),
-    "could not say": ("Could not say", "warn"),
-}
+TONES: Mapping[str, Tone] = {"passed": "good", "failed": "bad", "could not say": "warn"}
 WORDS: Mapping[tuple[bool | None, bool], tuple[str, str]] = {
     (False, False): ("✗", "failed"),
     (None, False): ("?", "could not say"),
@@ -31,14 +27,16 @@ WORDS: Mapping[tuple[bool | None, bool], tuple[str, str]] = {
     (True, False): ("✓", "passed"),
 }
 """(passed, open) → verdict in words, the worst first."""
-OPEN = "open: no evidence against the bound, and none for it: it passes."
 
 
 def answer(summary: Result) -> Answer:
     """Return the verdict, the reasons where a bound did not simply pass, the bounds, and the bug check."""
     verdicts = sorted(summary.gates, key=lambda one: [*WORDS].index((one.passed, one.open)))
-    unlike = [one for one in verdicts if one.passed is not True or one.open]
-    facts = [Fact(_word(one).capitalize(), said(summary, one, one.reason)) for one in unlike[:FEW]]
+    kinds = [WORDS[one.passed, one.open][1] for one in verdicts]
+    each = ", ".join(f"{count(kinds.count(kind))} {kind}" for kind in dict.fromkeys(kinds))
+    sentence = said(summary, verdicts[0]) + (f" ({each})" if len(verdicts) > 1 else "")
+    unlike = [(one, kind) for one, kind in zip(verdicts, kinds, strict=True) if kind != "passed"]
+    facts = [Fact(kind.capitalize(), said(summary, one, one.reason)) for one, kind in unlike[:FEW]]
     if summary.diagnosis is not None and not any(one.name == DIAGNOSIS for one in verdicts):
         facts.append(Fact("Bug?", summary.diagnosis.headline))
     rows = [
@@ -49,28 +47,20 @@ def answer(summary: Result) -> Answer:
         )
         for one in (verdicts if len(verdicts) > FEW else summary.gates)
     ]
-    left = len(rows) - FEW
-    notes: tuple[str, ...] = (f"{count(left)} more bounds: --json and --junit have all.",) if left > 0 else ()
-    notes += (OPEN,) if any(one.open for one in verdicts) else ()
-    word, tone = SAID[outcome(verdicts)]
+    left = (f"{count(len(rows) - FEW)} more bounds: --json and --junit have all.",) * (len(rows) > FEW)
+    notes = (
+        *left,
+        *("open: no evidence against the bound, and none for it: it passes.",) * ("open" in kinds),
+    )
     return of_dump(summary)(
-        word,
-        headline(summary, verdicts),
-        tone,
+        outcome(verdicts).capitalize(),
+        f"{counted(len(verdicts), 'bound')}: {each}" if verdicts[0].passed else sentence,
+        TONES[outcome(verdicts)],
         facts=tuple(facts),
         tables=(Table("gates", "Every bound", ("gate", "must hold", "found"), rows[:FEW], notes),),
         next=analysis(summary.dump),
         heading="offpol-diag gate",
     )
-
-
-def headline(summary: Result, verdicts: Sequence[GateVerdict]) -> str:
-    """Return the first bound that decided, and how many of each verdict there are."""
-    kinds = [*map(_word, verdicts)]
-    each = ", ".join(f"{count(kinds.count(kind))} {kind}" for kind in dict.fromkeys(kinds))
-    if verdicts[0].passed:
-        return f"{counted(len(verdicts), 'bound')}: {each}"
-    return said(summary, verdicts[0]) + (f" ({each})" if len(verdicts) > 1 else "")
 
 
 def said(summary: Result, one: GateVerdict, reason: str = "") -> str:
@@ -82,14 +72,10 @@ def said(summary: Result, one: GateVerdict, reason: str = "") -> str:
 
 
 def found(summary: Result, one: GateVerdict) -> Number | str:
-    """Return the judged number without its note, or the diagnosis; a word where it is not known."""
+    """Return the judged number, or the diagnosis; a word where it is not known."""
     if one.name == DIAGNOSIS:
         return plain(summary.diagnosis.verdict) if summary.diagnosis else "missing"
     return one.number if one.number.known else "not known"
-
-
-def _word(one: GateVerdict) -> str:
-    return WORDS[one.passed, one.open][1]
 
 
 def junit(summary: Result) -> str:
@@ -99,12 +85,11 @@ def junit(summary: Result) -> str:
     cases = []
     for one in summary.gates:
         case = TestCase(printable(f"{one.name} {one.must}"), classname="offpol_diag.gate")
-        word, text = _word(one), printable(said(summary, one, one.reason))
+        text = printable(said(summary, one, one.reason))
         if one.passed is True:
-            case.system_out = f"{word}: {text}"
+            case.system_out = f"{WORDS[one.passed, one.open][1]}: {text}"
         else:
-            case.result = [(Error if one.passed is None else Failure)(text, word)]
-            case.result[0].text = text
+            case.result = [(Error if one.passed is None else Failure)(text)]
         cases.append(case)
     suite, xml = TestSuite("offpol-diag gate"), JUnitXml("offpol-diag gate")
     suite.add_testcases(cases)  # one by one takes quadratic time
