@@ -11,7 +11,7 @@ import pytest
 
 from offpol_diag.core import histograms, tails
 from offpol_diag.core.observe import examine
-from offpol_diag.core.state import MOST_STEPS, TAIL
+from offpol_diag.core.state import MOST_STEP_GROUPS, TAIL
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.catalogue import FAMILIES
 from tests import oracles
@@ -218,7 +218,7 @@ def test_states_do_not_grow_with_tokens(tmp_path):
         state, steps = found.state, found.summary().charts.steps
         sizes.append({name: x.shape for name, x in state.counts.items()})
         assert all(len(x) <= 4 * TAIL for x in state.largest.values())
-        assert len(state.tables["by_step"].labels) <= MOST_STEPS
+        assert len(state.tables["by_step"].labels) <= MOST_STEP_GROUPS
     assert sizes[0] == sizes[1]
     assert (len(steps.first), steps.first[:2], steps.last[:2]) == (45, [0, 2], [1, 3])  # two to a group
 

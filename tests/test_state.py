@@ -12,7 +12,7 @@ from scipy import stats
 from offpol_diag.core.state import (
     BUCKETS,
     COUNTED,
-    MOST_STEPS,
+    MOST_STEP_GROUPS,
     OTHERS,
     State,
     Table,
@@ -33,7 +33,7 @@ def part(prompts, values):
     tables = {
         "dump": Table.of({"x": x, "same": x, "xx": x * x}, buckets),
         "logs": Table.of({"x": 400 * x}, buckets, kind="logs"),
-        "step": Table.of({"x": x}, buckets, np.array(steps), most=MOST_STEPS, width=1),
+        "step": Table.of({"x": x}, buckets, np.array(steps), most=MOST_STEP_GROUPS, width=1),
         "host": Table.of({"x": x}, buckets, hosts, most=50),
     }
     ends = {"x": (x.min(), x.max())}

@@ -1,6 +1,6 @@
 """What the charts of a report are drawn from: numbers by training step, histograms, tails, evidence of lag.
 
-Steps are grouped by a power of two, one step a group at first, so that there are at most `MOST_STEPS` groups;
+Steps are grouped by a power of two, one step a group at first, so that there are at most `MOST_STEP_GROUPS`;
 the width follows from the steps of the dump, however it is cut.
 """
 
@@ -21,7 +21,7 @@ from offpol_diag.core.gap import Drift, Terms
 from offpol_diag.core.histograms import EDGES, share
 from offpol_diag.core.intervals import AS_SEEN, Formula, Reader, mean
 from offpol_diag.core.places import LAG, OF_TOKENS, POSITION, POSITIONS, Pieces
-from offpol_diag.core.state import MOST_STEPS, Array, Table
+from offpol_diag.core.state import MOST_STEP_GROUPS, Array, Table
 from offpol_diag.core.study import Readout
 from offpol_diag.number import Number
 from offpol_diag.result import Lengths, Result
@@ -68,7 +68,7 @@ def observe(
         found |= {f"{name}@{place}": x for place, x in enumerate(each)}
     logs = np.where(batch.lengths > 0, columns[f"{prefix}log_ratio"], -np.inf)[rows]
     steps = np.array([given[row] for row in rows], np.int64)
-    by_group = partial(Table.of, buckets=buckets[rows], places=steps, most=MOST_STEPS, width=1)
+    by_group = partial(Table.of, buckets=buckets[rows], places=steps, most=MOST_STEP_GROUPS, width=1)
     return {
         "by_step": by_group({name: x[rows] for name, x in found.items()}),
         "by_step.products": by_group({f"{prefix}w": logs, f"{prefix}ww": 2 * logs}, kind="logs"),

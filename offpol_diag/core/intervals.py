@@ -35,6 +35,8 @@ FEWEST_GROUPS, FEWEST_EFFECTIVE = 5, 3.0
 """Fewest groups, and effective groups, for which an interval is given."""
 DEFINED = 0.9
 """Share of the replicates in which a number must be defined to have an interval."""
+MOST_NATS = 700.0
+"""Largest exponent on the scale of a range: e to it is still a float64."""
 ABOVE = 0.99
 """Share of the replicates in which both of two numbers must be above 0 to be divided."""
 
@@ -131,11 +133,11 @@ class Range:
             ends = max(value - half, min(self.low, value)), min(value + half, max(self.high, value))
         elif self.high < math.inf:
             width = self.high - self.low
-            far = math.exp(min(half * width / (below * above), 700.0))
+            far = math.exp(min(half * width / (below * above), MOST_NATS))
             low = self.low + width * below / (below + above * far)
             ends = low, self.high - width * above / (above + below * far)
         elif self.low > -math.inf:
-            far = math.exp(min(half / below, 700.0))
+            far = math.exp(min(half / below, MOST_NATS))
             ends = self.low + below / far, self.low + below * far
         else:
             ends = value - half, value + half

@@ -35,7 +35,7 @@ OTHERS = "\0others"
 """The place of all values that are not kept; no label of a dump holds a NUL."""
 TAIL = 1 << 15
 """Largest values kept for a tail fit: enough for M = 3√n up to n = 1.2e8; a smaller tail is fitted beyond."""
-MOST_STEPS = 64
+MOST_STEP_GROUPS = 64
 """Most groups of steps where steps are grouped."""
 
 
