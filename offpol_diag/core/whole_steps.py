@@ -98,10 +98,8 @@ class StepValues:
             before = values.get(key, (0, 0.0, ()))
             values[key] = before[0] + below, before[1] + total, before[2] + others
             if sum(map(len, values[key][2])) > MOST_VALUES:
-                many = (
-                    f"more than {MOST_VALUES >> 20} M tokens above the bound of a rule over the trainer batch"
-                )
-                raise TooMany(f"a step has {many} (M2PO), which sorts them in memory")
+                many = f"more than {MOST_VALUES >> 20} M tokens above the bound of M2PO"
+                raise TooMany(f"a step has {many}, which sorts them in memory")
         refuse_steps(len({step for _, step in values}))
         return StepValues(values, self.rewards + other.rewards)
 
