@@ -107,7 +107,7 @@ def summed(
         delta[at] = world.width * rng.standard_normal(len(at)) - world.width**2 / 2
     r1 = np.expm1(delta)
     kept = ((delta >= LOW) & (delta <= HIGH)).astype(np.float64)
-    found = {"k3": r1 - delta, "r1": r1, "r2": r1 * (r1 + 2), "kept": kept}
+    found = {"k3": r1 - delta, "ratio_minus_1": r1, "ratio_sq_minus_1": r1 * (r1 + 2), "kept": kept}
     starts = np.cumsum(lengths) - lengths
     sums = {name: np.add.reduceat(x, starts) for name, x in found.items()}
     return sums | {"tokens": lengths.astype(np.float64), "sequences": np.ones(len(lengths))}, delta

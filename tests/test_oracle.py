@@ -306,6 +306,8 @@ BY_HAND = {
        for over, x in EDGES},
     **{f"at a lower {x} of {over}": ByHand(around(x), rule("ratio", over, lower=x), kept(1, 1, 0))
        for over, x in EDGES},
+    "masked at an upper 2": ByHand(around(2.0), weight("token", "mask", upper=2.0), sums(2, 0, 2)),
+    "masked at a lower 0.5": ByHand(around(0.5), weight("token", "mask", lower=0.5), sums(0.5, 0.5, 0)),
     "k1, bounds inclusive": ByHand(SIGNED_ROWS, rule("k1", lower=-0.25, upper=0.25), kept(0, 1, 1, 0)),
     "k2": ByHand(SIGNED_ROWS, rule("k2", upper=0.03125), kept(0, 1, 1, 0)),
     # k3(−1/2) = 0.107 is above k3(1/4) = 0.034, tv(−1/4) = 0.111 below tv(1/4) = 0.142
