@@ -177,7 +177,7 @@ def dump(world: World, many: int, seed: tuple[int, ...]) -> tuple[list[dict[str,
         one, other = (method(columns, groups, many) for columns in (first, second))
         k3, later = (reader.column("k3") / reader.column("tokens") for reader in (one, other))
         numbers = {name: one.number(row) for name, row in ROWS.items()}
-        found.append(numbers | {DIFFERENCE: less(later, k3, numbers["K3"], one.groups, "")})
+        found.append(numbers | {DIFFERENCE: less(later, k3, numbers["K3"], one.groups)})
     fit = tails.fit(np.sort(delta)[::-1][:TAIL], len(delta))
     return found, fit.k if fit else math.nan
 
