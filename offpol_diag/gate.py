@@ -167,14 +167,7 @@ class Ruling:
 
 
 def rule(number: Number, kind: Kind, limit: float, certain: bool = False) -> Ruling:
-    """Check a number against a limit.
-
-    Args:
-        number: the number.
-        kind: whether it may be at most, or at least, the limit.
-        limit: the limit.
-        certain: whether an unreliable number whose whole interval lies beyond the limit fails all the same.
-    """
+    """Check a number; one that is unreliable fails only where it is `certain` that it lies farther beyond."""
     if not number.known:
         return Ruling(None, number.unknown or "it is not a number")
     value = math.inf if number.value is None else number.value
@@ -315,11 +308,6 @@ def _of_diagnosis(result: Result, ruling: Ruling, must: str) -> GateVerdict:
     return GateVerdict(name=DIAGNOSIS, must=must, **vars(replace(ruling, reason=reason)))
 
 
-def plain(verdict: DiagnosisVerdict) -> str:
-    """Return the diagnosis in words."""
-    return verdict.replace("_", " ")
-
-
 # ---------------------------------------------------------------- against an earlier result
 
 
@@ -335,7 +323,7 @@ def against(now: Result, base: Result, gates: Gates) -> Iterator[GateVerdict]:
     if base.diagnosis:
         earlier, here = base.diagnosis.verdict, now.diagnosis
         passed = None if here is None else ORDER.index(here.verdict) <= ORDER.index(earlier)
-        yield _of_diagnosis(now, Ruling(passed), f"no worse than {plain(earlier)} in the baseline")
+        yield _of_diagnosis(now, Ruling(passed), f"no worse than {earlier.replace('_', ' ')} in the baseline")
 
 
 def _no_worse(here: Number, there: Number, one: Limit, share: float) -> GateVerdict:

@@ -28,12 +28,6 @@ class Worse:
     sign: Sign
     target: float = 0.0
 
-    @property
-    def better(self) -> str:
-        """The better direction, in a word."""
-        words = {"higher": "lower", "lower": "higher", "either": "–"}
-        return words.get(self.sign, f"near {self.target:g}")
-
 
 UP, DOWN, EITHER = Worse("higher"), Worse("lower"), Worse("either")
 FROM_0, FROM_1 = Worse("away", 0.0), Worse("away", 1.0)

@@ -134,35 +134,28 @@ FAR = (2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 1000.0
 """Factors beyond 2."""
 
 
-def round_numbers(bound: Bound) -> list[float]:
-    """List all round thresholds of a wide range, ascending, and the preset's own."""
-    # each is the float nearest to the intended decimal
-    decades = [float(f"{step * 10.0**power:.9g}") for power in range(-8, 3) for step in STEPS]
-    near = [x for x in decades if 1e-6 <= x < 1]
-    below = bound.side == "lower"
-    if bound.statistic not in LOGARITHMIC:
-        sign = -1 if below and bound.statistic in SIGNED else 1
-        values = [sign * x for x in decades]
-    elif below:
-        values = [float(f"{1 - x:.9g}") for x in near] + [10.0**-k for k in range(1, 9)]
-    else:
-        values = [float(f"{1 + x:.9g}") for x in near] + list(FAR)
-    return sorted({bound.own, *(x for x in values if not bound.objection(x))})
-
-
-def parse(text: str, bound: Bound) -> list[float]:
-    """Parse the thresholds of `--at`.
+def thresholds(bound: Bound, at: str | None = None) -> list[float]:
+    """Return those of `--at`, or all round numbers of a wide range, ascending, and the preset's own.
 
     Raises:
-        UsageError: they are no numbers, do not rise, or one is invalid for the bound.
+        UsageError: those of `--at` are no numbers, do not rise, or one is invalid for the bound.
     """
+    if at is None:
+        # each is the float nearest to the intended decimal
+        decades = [float(f"{step * 10.0**power:.9g}") for power in range(-8, 3) for step in STEPS]
+        near, below = [x for x in decades if 1e-6 <= x < 1], bound.side == "lower"
+        values = [float(f"{1 + x:.9g}") for x in near] + list(FAR)
+        if bound.statistic not in LOGARITHMIC:
+            values = [-x if below and bound.statistic in SIGNED else x for x in decades]
+        elif below:
+            values = [float(f"{1 - x:.9g}") for x in near] + [10.0**-k for k in range(1, 9)]
+        return sorted({bound.own, *(x for x in values if not bound.objection(x))})
     try:
-        values = [float(word) for word in text.split(",")]
+        values = [float(word) for word in at.split(",")]
     except ValueError:
         values = [math.nan]
     if not (all(map(math.isfinite, values)) and all(one < two for one, two in pairwise(values))):
-        example = "for example --at 1.0001,1.001,1.01"
-        raise UsageError(f"--at {text}: thresholds are numbers that rise", example)
+        raise UsageError(f"--at {at}: thresholds are numbers that rise", "for example --at 1.0001,1.001,1.01")
     for value in values:
         if why := bound.objection(value):
             raise UsageError(f"--at {value:g}: {bound} of {bound.preset.name}: {why}", "leave it out")
@@ -195,7 +188,7 @@ def sweep(
         UsageError: a bound, a threshold or the share cannot be, or a column is missing.
     """
     bound, have = pick(preset, which), {*dump.info.columns}
-    values = round_numbers(bound) if at is None else parse(at, bound)
+    values = thresholds(bound, at)
     if lacking := preset.lacking(have | ({"advantages"} if {"rewards", "group_id"} <= have else set())):
         missing = f"the dump has no {' and no '.join(lacking)}, which {preset.name} cannot do without"
         raise UsageError(missing, "name the column with --columns, or sweep another preset")

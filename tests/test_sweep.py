@@ -21,7 +21,7 @@ from offpol_diag.presets import Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load
 from offpol_diag.report import answered
 from offpol_diag.result import loads
-from offpol_diag.sweep import METRICS, bounds_of, pick, round_numbers, shortest, sweep
+from offpol_diag.sweep import METRICS, bounds_of, pick, shortest, sweep, thresholds
 from tests import oracles
 from tests.factory import DumpFile
 from tests.reading import analyze, opened
@@ -149,7 +149,7 @@ def test_a_weight_that_float32_cannot_hold_stays_dropped_at_every_threshold(tmp_
 def test_every_bound_has_rising_round_thresholds_and_its_own_and_those_that_do_something_are_shown(dump):
     for one in CATALOGUE.values():
         for bound in bounds_of(one).values():
-            found = round_numbers(bound)
+            found = thresholds(bound)
             assert all(a < b for a, b in pairwise(found)), (one.name, str(bound))
             assert (bound.own in found, len(found) > 5) == (True, True), (one.name, str(bound))
     found = result("geo_rs", None, dump)

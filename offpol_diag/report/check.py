@@ -70,5 +70,4 @@ def _numbers(found: Checked, preset: str) -> Iterator[Table]:
     yield Table(f"logged-{preset}", caption, header, rows, shown="more" if found.logged else "always")
     if len(ends) <= last:
         rows = [(step, name, row[at]) for at, step in enumerate(steps) for name, row in texts.items()]
-        header = ("", "logged name", "value")
-        yield Table(f"steps-{preset}", f"{caption}, step by step", header, rows, shown="more")
+        yield Table(f"steps-{preset}", f"{caption}, by step", ("", "name", "value"), rows, shown="more")

@@ -28,7 +28,7 @@ DROPPED = (
     "A token is dropped where nothing of its update is left: rejected, vetoed, or of weight 0; a sequence, "
     "where all its tokens are. Lengths and rewards are those of sequences that are dropped whole."
 )
-TIMES = "×: times A's value, where both are above 0; else the difference, of shares in percentage points."
+TESTS = "intervals are 95% each, not corrected. ×: times A's value; else the difference, of shares in points."
 
 
 # ---------------------------------------------------------------- presets side by side
@@ -161,10 +161,7 @@ def _numbers(rows: Mapping[str, Mapping[str, Contrast]], runs: Sequence[str]) ->
         every.append((name, *against, *values, *tests))
     tested = sum(one.differs is not None for row in rows.values() for one in row.values())
     left = f"{count(max(len(every) - FEW_ROWS, 0))} more numbers: the report and --json."
-    notes = (
-        f"Corrected for {count(tested)} tests (Holm); intervals are 95% each and not corrected. {TIMES}",
-        left,
-    )
+    notes = (f"Corrected for {count(tested)} tests (Holm); {TESTS}", left)
     header = ("number", *(f"{one} against A" for one in letters), *runs, *(f"p of {one}" for one in letters))
     short, caption = len(letters) + len(runs) + 1, f"Numbers that differ: {len(differ)}"
     yield Table("decisive", caption, header[:short], [row[:short] for row in every[:FEW_ROWS]], notes)

@@ -1,13 +1,10 @@
-"""The answer of `gate`: whether every bound holds, and JUnit XML, in which a bound is a test.
-
-Failed is a failure there, "could not say" an error, and what is open the test's output.
-"""
+"""The answer of `gate`: whether every bound holds, and JUnit XML, in which a bound is a test."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from offpol_diag.gate import DIAGNOSIS, outcome, plain
+from offpol_diag.gate import DIAGNOSIS, outcome
 from offpol_diag.metrics import Tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, say
@@ -17,8 +14,8 @@ from offpol_diag.report.answer import Answer, Fact
 from offpol_diag.result import GateVerdict, Result
 from offpol_diag.table import Table
 
-FEW = 16
-"""Most bounds, and most reasons, that are shown: a comment has 60 lines."""
+HEADER, FEW = ("gate", "must hold", "found"), 16
+"""Columns; most bounds, and most reasons, that are shown: a comment has 60 lines."""
 TONES: Mapping[str, Tone] = {"passed": "good", "failed": "bad", "could not say": "warn"}
 WORDS: Mapping[tuple[bool | None, bool], tuple[str, str]] = {
     (False, False): ("✗", "failed"),
@@ -47,17 +44,14 @@ def answer(summary: Result) -> Answer:
         )
         for one in (verdicts if len(verdicts) > FEW else summary.gates)
     ]
-    left = (f"{count(len(rows) - FEW)} more bounds: --json and --junit have all.",) * (len(rows) > FEW)
-    notes = (
-        *left,
-        *("open: no evidence against the bound, and none for it: it passes.",) * ("open" in kinds),
-    )
+    left = f"{len(rows) - FEW} more bounds: --json and --junit have all." if len(rows) > FEW else ""
+    note = "open: no evidence against the bound, and none for it: it passes." if "open" in kinds else ""
     return of_dump(summary)(
         outcome(verdicts).capitalize(),
         f"{counted(len(verdicts), 'bound')}: {each}" if verdicts[0].passed else sentence,
         TONES[outcome(verdicts)],
         facts=tuple(facts),
-        tables=(Table("gates", "Every bound", ("gate", "must hold", "found"), rows[:FEW], notes),),
+        tables=(Table("gates", "Every bound", HEADER, rows[:FEW], tuple(filter(None, (left, note)))),),
         next=analysis(summary.dump),
         heading="offpol-diag gate",
     )
@@ -74,12 +68,12 @@ def said(summary: Result, one: GateVerdict, reason: str = "") -> str:
 def found(summary: Result, one: GateVerdict) -> Number | str:
     """Return the judged number, or the diagnosis; a word where it is not known."""
     if one.name == DIAGNOSIS:
-        return plain(summary.diagnosis.verdict) if summary.diagnosis else "missing"
+        return summary.diagnosis.verdict.replace("_", " ") if summary.diagnosis else "missing"
     return one.number if one.number.known else "not known"
 
 
 def junit(summary: Result) -> str:
-    """Return one suite with a test for each bound, in the words of the terminal."""
+    """Return one suite: failed is a failure, "could not say" an error, what is open the test's output."""
     from junitparser import Error, Failure, JUnitXml, TestCase, TestSuite
 
     cases = []

@@ -23,8 +23,7 @@ def catalogue(presets: Mapping[str, Preset], default: Collection[str]) -> Iterat
                 rows.append((f"{name} {'*' * (name in default)}".ljust(width), "; ".join(does)))
         if rows:
             yield Table(kind, "", (kind, text), rows)
-    yield "`offpol-diag presets NAME` explains one: formulas, thresholds, other names, trainers, source."
-    yield "`offpol-diag presets NAME --for TRAINER` prints its configuration, ready to paste."
+    yield "`offpol-diag presets NAME` explains one; --for TRAINER prints its configuration, ready to paste."
 
 
 def explained(preset: Preset, aliases: Mapping[str, str], trainers: Sequence[str]) -> Iterator[str | Table]:
