@@ -19,7 +19,6 @@ from copy import copy
 from dataclasses import asdict
 from functools import partial, reduce
 from pathlib import Path
-from string import ascii_uppercase
 from types import SimpleNamespace
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -31,7 +30,7 @@ from offpol_diag import api
 from offpol_diag.errors import UsageError, did_you_mean
 from offpol_diag.files import MOST_TOML, read, toml
 from offpol_diag.printable import clean, printable, printable_json, printable_lines
-from offpol_diag.shell import STDOUT, Remarks, check_targets, exit_codes, line, note, progress, write
+from offpol_diag.shell import STDOUT, Remarks, check_targets, exit_codes, note, progress, write
 
 SAMPLE = Path(__file__).parent / "data" / "sample.parquet"
 EXITS = {"passed": 0, "failed": 1, "could not say": 2}
@@ -53,6 +52,8 @@ OPTIONS: Mapping[str, tuple[Any, Any]] = {
 }
 """Option that the command line alone has → its type, and how typer shows it."""
 DRAWN = ("html", "md", "quiet", "verbose")
+ROWS = {"sequences": "sequences", "dump": "to"}
+"""What is said of a Parquet file that a function writes itself → the argument that names it."""
 
 
 class Commands(TyperGroup):
@@ -223,22 +224,15 @@ def default_html(sources: Sequence[str]) -> Path:
     return Path("offpol-diag-stdin.html")
 
 
-def ran(function: Callable[..., Any], asked: Mapping[str, Any], own: Any, *what: Any, **rows: Path) -> Any:
-    """Call a function of `api` with a progress bar; write and draw what it returns, and return that.
-
-    Args:
-        function: the function.
-        asked: its arguments.
-        own: options of the command.
-        *what: what it reads.
-        **rows: Parquet files that it writes itself, by their name.
-    """
+def ran(function: Callable[..., Any], asked: Mapping[str, Any], own: Any, *what: Any) -> Any:
+    """Call a function of `api` on what it reads, with a progress bar; write, draw and return the result."""
     files = [*what, *(asked.get(name, []) for name in ("preset_file", "gates", "baseline", "logged"))]
+    rows = {label: asked[name] for label, name in ROWS.items() if name in asked}
     check_targets([*targets_of(own).values(), *rows.values()], files)
     doing, unit = ("scoring", "tokens") if function is api.rescore else ("reading", "rows")
     with progress(own.quiet, doing, unit) as bar:
         found = function(*what, **asked, progress=bar)
-    deliver(found, own, **rows)
+    deliver(found, own, rows)
     return found
 
 
@@ -248,20 +242,20 @@ def targets_of(own: Any) -> dict[str, Path]:
     return {form: file for form, name in forms.items() if (file := getattr(own, name, None))}
 
 
-def deliver(found: Any, own: Any, **rows: Path) -> None:
+def deliver(found: Any, own: Any, rows: Mapping[str, Path] | None = None) -> None:
     """Write a result in every form that is asked for, draw it on stdout unless that holds one, say where."""
     from offpol_diag.report import render
     from offpol_diag.report.tokens import with_texts
 
     found, targets = with_texts(found, getattr(own, "tokenizer", None)), targets_of(own)
-    texts, named = {file: render(found, form) for form, file in targets.items()}, targets | rows
-    where = [printable(f"{label:<8}{file}") + "\n" for label, file in named.items() if file != STDOUT]
-    said = "" if own.quiet else "".join(where)
+    texts = {file: render(found, form) for form, file in targets.items()}
+    named = {label: file for label, file in (targets | dict(rows or {})).items() if file != STDOUT}
+    where = "".join(printable(f"{label:<8}{file}") + "\n" for label, file in named.items() if not own.quiet)
     if STDOUT in texts:
         write(texts)
-        sys.stderr.write(said)
+        sys.stderr.write(where)
     else:
-        write(texts, render(found, "terminal", own.verbose, own.quiet) + said)
+        write(texts, render(found, "terminal", own.verbose, own.quiet) + where)
 
 
 # ---------------------------------------------------------------- the commands
@@ -271,8 +265,7 @@ def deliver(found: Any, own: Any, **rows: Path) -> None:
 def analyze(asked: dict[str, Any], own: Any) -> bool:
     read = dumps(asked, own)
     own.html = None if own.no_html else own.html or default_html(read)
-    rows = {"sequences": asked["sequences"]} if "sequences" in asked else {}
-    return bool(ran(api.analyze, asked, own, read, **rows).is_bug and own.strict)
+    return bool(ran(api.analyze, asked, own, read).is_bug and own.strict)
 
 
 @command(api.check, *DRAWN, "json", "strict")
@@ -282,13 +275,8 @@ def check(asked: dict[str, Any], own: Any) -> bool:
 
 @command(api.compare, *DRAWN, "json")
 def compare(asked: dict[str, Any], own: Any) -> None:
-    runs = asked.get("what", [])
-    if len(runs) < 2:
-        ran(api.compare, asked, own, dumps(asked, own))
-        return
-    letters = (f"{clean(one)} is run {letter}" for one, letter in zip(runs, ascii_uppercase, strict=False))
-    note(f"{len(runs)} DUMPs given: {line(', '.join(letters))}", own.quiet)
-    ran(api.compare, asked, own, *asked.pop("what"))
+    runs = len(asked.get("what", [])) > 1
+    ran(api.compare, asked, own, *(asked.pop("what") if runs else [dumps(asked, own)]))
 
 
 @command(api.convert, "quiet")
@@ -298,7 +286,7 @@ def convert(asked: dict[str, Any], own: Any) -> None:
     check_targets([asked["to"]], asked["what"])
     made = api.convert(**asked)
     for said in (*made.notes, f"{asked['to']}: {made.sequences:,} sequences, {made.tokens:,} tokens"):
-        note(line(said), own.quiet)
+        note(printable(said), own.quiet)
 
 
 @command(api.doctor, *DRAWN, "json", "strict", "explain")
@@ -342,8 +330,8 @@ def report(asked: dict[str, Any], own: Any) -> None:
 def rescore(asked: dict[str, Any], own: Any) -> bool:
     read = dumps(asked, own)
     asked.setdefault("to", Path(f"{default_html(read).stem.removeprefix('offpol-diag-')}-rescored.parquet"))
-    found = ran(api.rescore, asked, own, read, dump=asked["to"])
-    return bool(own.strict and found.reference and found.reference.odd)
+    found = ran(api.rescore, asked, own, read).reference
+    return bool(own.strict and found and found.odd)
 
 
 @command(api.sweep, *DRAWN, "json")

@@ -21,8 +21,6 @@ from offpol_diag.files import beside, placed
 from offpol_diag.printable import printable, printable_lines
 
 STDOUT = Path("-")
-MOST = 1600
-"""Characters of a line of an error; a longer one is cut in its middle."""
 SELDOM = 1_000_000
 """Net number of new objects that triggers a collection; a small analysis makes about half as many."""
 THREADS = "OPENBLAS_NUM_THREADS"
@@ -106,15 +104,10 @@ def complain(error: OffpolError) -> None:
         SystemExit: always.
     """
     message, *details = error.lines
-    note("\n".join((f"error: {line(message)}", *(f"  {line(one)}" for one in details))))
+    note("\n".join((f"error: {printable(message)}", *(f"  {printable(one)}" for one in details))))
     if error.hint:
-        note(f"\nhint: {line(error.hint)}")
+        note(f"\nhint: {printable(error.hint)}")
     raise SystemExit(2)
-
-
-def line(text: str) -> str:
-    """Return a text as one line that is not too long, with invisible characters escaped."""
-    return printable(text if len(text) <= MOST else f"{text[: MOST // 2]} … {text[-MOST // 2 :]}")
 
 
 # ---------------------------------------------------------------- stderr: remarks and progress

@@ -44,10 +44,9 @@ def test_text_and_json_of_any_text_may_be_printed():
     assert json.loads(text) == {TEXT: "\x7f\u200d"}
 
 
-def test_a_bug_and_a_remark_have_no_line_that_a_name_began(capsys):
+def test_a_bug_has_no_line_that_a_name_began(capsys):
     with pytest.raises(SystemExit), shell.exit_codes():
         raise ValueError(EVIL)
-    shell.note(shell.line(EVIL))
     harmless(capsys.readouterr().err)
 
 
