@@ -101,6 +101,8 @@ geo_rs@inf:veto.upper=9 → veto any r_t < 0.0001 or any r_t > 9
 dppo_tv → -0.2 ≤ (π_train−π_rollout) ≤ 0.2 (the upper bound asked where A > 0, the lower where A ≤ 0)
 token_is@3 → weight min(r_t, 3)
 seq_mis@2..0.4..2.5 → weight min(∏r, 2); keep sequences with 0.4 ≤ ∏r ≤ 2.5
+seq_mis@3 → weight min(∏r, 3); keep sequences with 0.333333 ≤ ∏r ≤ 3
+slime_mis@4 → weight min(r_t, 4) / batch mean; keep tokens with 0.25 ≤ r_t ≤ 4
 seq_mis@3..4 → weight min(∏r, 3); keep sequences with 0.25 ≤ ∏r ≤ 4
 ipo@0.3 → weight r_t; keep tokens with -0.3 ≤ (π_train−π_rollout) ≤ 0.3
 token_is@3:reject.upper=5:veto.lower=0.1 → weight min(r_t, 3); keep tokens with r_t ≤ 5; veto any r_t < 0.1
@@ -177,7 +179,7 @@ token_is,Seq-Miss → unknown preset "Seq-Miss" → did you mean "seq_mis"
 zzzzzzzz → unknown preset "zzzzzzzz" → `offpol-diag presets` lists them
 , → no preset is named → name some
 mis → "mis" is another method in each trainer → in verl it is seq_mis (sequences outside a band of ∏r
-seq_mis@2 → seq_mis takes 3 thresholds by position → write seq_mis@weight.upper..reject
+seq_is_veto@2 → seq_is_veto takes 2 thresholds by position → write seq_is_veto@weight.upper..veto
 token_is@ → weight.upper = ""; it must be a finite number → write token_is@
 token_icepop@4..1 → weight.lower = 4; it must not exceed upper = 1.0 → write token_icepop@
 geo_rs@0.9 → one number C for a band must be above 1, for [1/C, C] → write geo_rs@

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import offpol_diag
 from offpol_diag.cli import app
+from offpol_diag.presets import catalogue
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "guides" / "my-run-collapsed.md"
@@ -42,6 +44,17 @@ def clone(tmp_path, monkeypatch):
 def test_a_command_of_the_guide_ends_as_it_says(clone, command):
     ran = CliRunner().invoke(app, shlex.split(command, comments=True))
     assert ran.exit_code == (1 if command in FAILS else 0), ran.output
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("line", sorted({line for page in PAGES for line in commands(page)}))
+def test_a_command_of_a_page_has_options_and_presets_that_there_are(line):
+    name, *rest = shlex.split(line, comments=True)
+    given = get_command(app).commands[name].make_context(name, rest).params
+    named = given.get("presets") or given.get("preset") or given.get("name")
+    assert catalogue.load().resolve(named) if named else given
 
 
 def test_the_guide_names_the_page_that_its_first_command_writes(clone):

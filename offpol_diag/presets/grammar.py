@@ -186,10 +186,12 @@ def _freed(part: Any) -> bool:
 
 
 def _by_position(preset: Preset, thresholds: Sequence[str]) -> dict[str, str]:
-    """Return the settings that thresholds by position are: one for each place, or for each band."""
+    """Return the settings that thresholds by position are: one for each place, for each band, or for all."""
     places, bands = preset.places, _bands(preset)
     if len(thresholds) == len(places):
         return dict(zip(places, thresholds, strict=True))
+    if len(thresholds) == 1 and _of_one_threshold(preset):
+        thresholds = [*thresholds] * len(bands)
     if len(thresholds) != len(bands):
         raise PresetError(f"{preset.name} takes {len(places)} thresholds by position")
     found: dict[str, str] = {}
@@ -211,11 +213,20 @@ def _bands(preset: Preset) -> list[tuple[str, ...]]:
     return [tuple(places) for _, places in parts]
 
 
+def _of_one_threshold(preset: Preset) -> bool:
+    """Return whether all bands have the same upper bound, as in seq_mis: min(∏r, 2) within [1/2, 2]."""
+    parts = {"weight": preset.weight, "reject": next(iter(preset.reject), None), "clip": preset.clip}
+    ends = [band[-1].partition(".") for band in _bands(preset)]
+    bounds = {getattr(parts.get(part), key, None) for part, _, key in ends}
+    return len(ends) > 1 and len(bounds) == 1 and None not in bounds
+
+
 def ways(preset: Preset) -> str:
-    """Say which thresholds may stand beside a name: `ipo@reject.lower..reject.upper or ipo@C`."""
+    """Return what may stand beside a name: `ipo@reject.lower..reject.upper or ipo@C`."""
     name = preset.name.partition(MARK)[0]
     with_bands = tuple(band[0] if len(band) == 1 else "C" for band in _bands(preset))
-    found = dict.fromkeys(f"{name}{MARK}{'..'.join(way)}" for way in (preset.places, with_bands) if way)
+    all_ways = (preset.places, with_bands, ("C",) if _of_one_threshold(preset) else ())
+    found = dict.fromkeys(f"{name}{MARK}{'..'.join(way)}" for way in all_ways if way)
     return " or ".join(found)
 
 
