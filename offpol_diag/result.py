@@ -433,7 +433,6 @@ class Cause(Model):
     kind: Literal["bug", "honest"] = "bug"
     statement: str
     statistic: str = Field(description="the evidence: numbers with intervals, or exact counts")
-    violates: str = Field("", description="the identity or fact that the evidence contradicts")
     exact: bool = Field(False, description="whether the evidence is an exact count")
     where: str = Field("", description="the group affected, e.g. 'engine = 3'; empty: all")
     tokens: Whole | None = Field(None, description="affected tokens of the sample")
@@ -479,7 +478,6 @@ class Diagnosis(Model):
     candidates: list[CandidateCause] = Field([], description="that fit, with cannot_tell only")
     where: list[Location] = Field([], description="that tell damaged tokens from clean ones, clearest first")
     decide: str = Field("", description="the one measurement that decides between the candidates")
-    ruled_out: list[str] = []
     undecidable: list[str] = []
     sequences: Whole | None = Field(None, description="size of the sample that was examined, in sequences")
     tokens: Whole | None = Field(None, description="size of the sample that was examined, in tokens")

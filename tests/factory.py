@@ -301,7 +301,6 @@ def diagnosis() -> Diagnosis:
         verdict="honest_mismatch",
         headline="The two engines disagree, but the log-probs are those of the policy that sampled.",
         causes=[cause],
-        ruled_out=["off by one: E[r] is 1 at every position", "sentinel values: none under the mask"],
         undecidable=["temperature mismatch: the dump has no entropy column"],
     )
 

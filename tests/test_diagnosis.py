@@ -200,14 +200,6 @@ def test_permuted_rows_are_told_by_their_ids_and_seen_without_their_partners(tmp
     assert (first.id, "not in the sample" in first.statistic) == ("row_permutation", True)
 
 
-@pytest.mark.parametrize(("name", "cause"), [("quantized", "quantized_rollout"), ("stale", "stale")])
-def test_an_honest_cause_that_the_dump_records_is_named_beside_an_exact_fault(tmp_path, name, cause):
-    recorded = pq.read_schema(ROOT / "sample_data" / f"{name}.parquet").metadata
-    path = write(tmp_path / "d.parquet", FAULTS["sentinel, -9999"](columns(name)), recorded)
-    found = analyze([path], presets=()).diagnosis.causes
-    assert [(one.id, one.kind) for one in found] == [("sentinel", "bug"), (cause, "honest")]
-
-
 def test_identical_columns_and_a_handful_of_tokens_cannot_tell_and_positive_log_probs_are_a_bug(tmp_path):
     given = columns("healthy")
     same = diagnosed(tmp_path, given | {"old_log_probs": given["rollout_log_probs"]})
@@ -302,6 +294,7 @@ HONEST = {
     "a prefix cache older than the weights": lambda: sampled(lambda t: with_prompts(0.6), OLD),
     "a soft cap that the trainer lacks": lambda: sampled(lambda t: capped(OLD), OLD),
     "a soft cap that the engine lacks": lambda: sampled(lambda t: OLD, capped(OLD)),
+    "a temperature on both sides": lambda: at_temperature(0.6, 0.6),
     "another model": lambda: sampled(lambda t: OLD.moved(1.5), OLD),
     "another model altogether": lambda: sampled(lambda t: Policy(9), OLD),
     "another model, both certain": lambda: sampled(lambda t: colder(0.05, ANOTHER), colder(0.05, OLD)),

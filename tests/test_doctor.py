@@ -16,7 +16,6 @@ SHIFTED = Cause(
     id="off_by_one",
     statement="The rollout column is shifted by one token.",
     statistic="the columns correlate 1.00 one token apart and 0.22 in place",
-    violates="both columns are about the same sampled token",
     exact=True,
     where="engine = 3",
     tokens=1200,
@@ -37,7 +36,6 @@ BUG = Diagnosis(
     verdict="bug",
     headline=SHIFTED.statement,
     causes=[SHIFTED, STALE],
-    ruled_out=["permuted rows"],
     undecidable=["special tokens: needs the column token_ids"],
     sequences=64,
     tokens=2000,
@@ -69,10 +67,10 @@ def test_the_verdict_is_one_sentence(verdict, headline, said):
     assert (found.tone == "bad") is (verdict == "bug")
 
 
-def test_a_bug_comes_with_its_evidence_and_with_what_was_ruled_out_and_cannot_be_decided():
+def test_a_bug_comes_with_its_evidence_and_with_what_cannot_be_decided():
     found = facts(diagnosis=BUG)
     lines = texts(found["Cause"])
-    parts = ("Counted", "Violates", "Where", "Examples", "To confirm", "Fix", "After the fix, with the shift")
+    parts = ("Counted", "Where", "Examples", "To confirm", "Fix", "After the fix, with the shift")
     assert [line.partition(":")[0].replace(" undone", "") for line in lines[:-1]] == [*parts]
     assert "Where: engine = 3; 1,200 of 2,000 tokens; 60 of 64 sequences" in lines
     assert "Examples: sequence p-1/s-<2>, position 7: log π_rollout -0.5, log π_train -4.25" in lines
@@ -80,12 +78,12 @@ def test_a_bug_comes_with_its_evidence_and_with_what_was_ruled_out_and_cannot_be
         "K3 0.0020 → 0.0004, E[r] 1.0000 → 1.001, ESS 99.5% → 99% (over 1,140 tokens)"
     )
     assert lines[-1] == "Also: Stale weights. K3 at lag 2 is 0.05"
-    assert "1 further fault ruled out in 64 of the 5,120 sequences permuted rows." in texts(found["Bug?"])
+    assert "Looked for faults in 64 of the 5,120 sequences" in texts(found["Bug?"])
     undecidable = "Not testable on this dump special tokens: needs the column token_ids"
     assert undecidable in texts(found["Bug?"])
     drawn = terminal(make_summary(diagnosis=BUG, gates=[]), verbose=True)
     for shown in (" ".join(drawn.split()), markdown(make_summary(diagnosis=BUG, gates=[]))):
-        for said in ("1,200 of 2,000 tokens; 60 of 64 sequences", "position 7", "permuted rows"):
+        for said in ("1,200 of 2,000 tokens; 60 of 64 sequences", "position 7"):
             assert said in shown
 
 

@@ -95,13 +95,11 @@ class Cause:
             another model or hold other weights (all of these are bugs), or the mismatch is honest.
         needs: columns without which it is not looked for.
         sentence: what is said of a dump, a clause.
-        violates: the fact that the numbers contradict.
         confirm: the measurement that confirms it.
         fix: what to change.
         after: the repair that the numbers after the fix assume.
-        ruled_out: the words that say that it was looked for and not found; empty if that says little.
         apart: cause that looks like it → what tells the two apart.
-        blanks: field of `sentence`, `confirm` or `fix` → what stands for it where no dump is at hand.
+        blanks: field of `confirm` or `fix` → what stands for it where no dump is at hand.
         statement: what would be wrong, a sentence, where nothing is established and it may fit.
         speaks_for, speaks_against: names of the evidence for and against it then, the strongest first.
     """
@@ -110,11 +108,9 @@ class Cause:
     kind: ClassVar[Literal["logged", "sampled", "model", "weights", "honest"]] = "logged"
     needs: ClassVar[tuple[str, ...]] = ()
     sentence: ClassVar[str]
-    violates: ClassVar[str] = ""
     confirm: ClassVar[str] = ""
     fix: ClassVar[str] = ""
     after: ClassVar[str] = ""
-    ruled_out: ClassVar[str] = ""
     apart: ClassVar[Mapping[str, str]] = {}
     blanks: ClassVar[Mapping[str, str]] = {}
     statement: ClassVar[str] = ""

@@ -9,6 +9,7 @@ import numpy as np
 from offpol_diag.core.intervals import Z
 from offpol_diag.core.kept_rows import Sample
 from offpol_diag.core.observe import Examined
+from offpol_diag.diagnosis.cause import Cause as KnownCause
 from offpol_diag.diagnosis.cause import Found
 from offpol_diag.diagnosis.causes.group import GroupFault
 from offpol_diag.diagnosis.causes.sampling import Identities, other_base
@@ -17,9 +18,8 @@ from offpol_diag.diagnosis.numbers import HEALTHY_K3, Evidence
 from offpol_diag.diagnosis.recorded import recorded
 from offpol_diag.diagnosis.reference import in_dump
 from offpol_diag.diagnosis.registry import CANDIDATES, CAUSES
-from offpol_diag.diagnosis.rows import MACHINES, Known, Rows, percent
+from offpol_diag.diagnosis.rows import Rows, percent
 from offpol_diag.diagnosis.seen import OUTLYING, Seen, holding
-from offpol_diag.dump.schema import DIGESTS
 from offpol_diag.number import Number
 from offpol_diag.numerals import doubted, rounded, say
 from offpol_diag.result import After, CandidateCause, Cause, Diagnosis, Example, Result
@@ -46,11 +46,9 @@ def diagnosed(found: Examined) -> Result:
 
 
 def diagnose(summary: Result, sample: Sample) -> Diagnosis:
-    """Return the verdict, causes with evidence, ruled-out or undecidable ones, and where the mismatch lives.
+    """Return the verdict on the numbers of a dump and a sample of its sequences, token by token.
 
-    Args:
-        summary: the numbers of the dump.
-        sample: a sample of its sequences, token by token.
+    With it come causes with evidence, those undecidable, and where the mismatch lives.
     """
     rows = Rows.sampled(sample)
     if rows.tokens < TOKENS:
@@ -64,7 +62,7 @@ def diagnose(summary: Result, sample: Sample) -> Diagnosis:
         )
         return Diagnosis(verdict="cannot_tell", headline=same, **size)
     numbers = Evidence(summary)
-    rows = replace(rows, known=_known(summary, numbers, rows))
+    rows = _with_known(rows, summary, numbers)
     base = other_base(rows)
     found, rest = ([], rows) if base else search(rows)
     if not found and not base:
@@ -72,70 +70,52 @@ def diagnose(summary: Result, sample: Sample) -> Diagnosis:
         first = next((one for one in alone if one is not None and one.helps), None)
         found = [first] if first else []
     bugs = [*_positive(summary), *map(_cause, found)]
-    if bugs:
-        causes = [*bugs, *map(_cause, _beside(found, rest))]
-        said = Diagnosis(verdict="bug", headline=bugs[0].statement, causes=causes)
-    else:
-        said = _no_bug(numbers, rest)
-    lacks = _lacking(rows, rest.once(Seen), [one.id for one in said.candidates])
-    return said.model_copy(update={**size, "undecidable": lacks, "where": locate(rows)})
+    bug = Diagnosis(verdict="bug", headline=bugs[0].statement, causes=bugs) if bugs else None
+    untested = [f"{x.title}: needs the column {name}" for x in CAUSES for name in lacking(rows, x)]
+    untested = [text[0].lower() + text[1:] for text in untested]
+    more = {**size, "undecidable": untested, "where": locate(rows)}
+    return (bug or _no_bug(numbers, rest)).model_copy(update=more)
 
 
-def _known(summary: Result, numbers: Evidence, rows: Rows) -> Known:
-    """Return what the dump says as a whole."""
+def _with_known(rows: Rows, summary: Result, numbers: Evidence) -> Rows:
+    """Return the rows with what the dump says as a whole."""
     lag, k3 = summary.charts.lag, numbers.number("k3")
     synced = (lag.in_sync if lag else k3) or Number()
     least, lowest = (one.interval[0] if one.interval else one.value for one in (k3, synced))
     small = least is not None and least <= HEALTHY_K3 and numbers.value("k3") <= HEALTHY_K3
     small = small or bool(rows.k3_cut.mean() <= HEALTHY_K3)  # a single outlier is an alert, not a verdict
     healthy = small and not numbers.value("f_2") > 2 * HEALTHY_K3
-    return Known(recorded(summary.dump.provenance), lowest, healthy)
+    return replace(rows, recorded=recorded(summary.dump.provenance), synced=lowest, healthy=healthy)
 
 
-def _lacking(rows: Rows, seen: Seen, candidates: list[str]) -> list[str]:
-    """Return what cannot be decided for want of a column."""
-    weights, machine = "weights_not_synced" in candidates, any(map(MACHINES.search, rows.scalars))
-    digests = all(None not in rows.column(name) for name in DIGESTS)
-    lacks = (
-        (rows.entropy is None, "raw log-probs in both columns beside a temperature or top-p", "entropy"),
-        (rows.ids is None, "single tokens that are scored differently", "token_ids"),
-        (not seen.lags, "stale weights or weights that do not arrive", "policy_lag"),
-        (
-            (weights or "stale" in candidates) and not digests,
-            "whether the engine has the trainer's weights",
-            " and ".join(DIGESTS),
-        ),
-        (weights and not machine, "whether one machine alone has other weights", "host"),
-    )
-    return [f"{text}: needs the column{'s' * (' ' in name)} {name}" for lack, text, name in lacks if lack]
+def lacking(rows: Rows, cause: KnownCause) -> list[str]:
+    """Return the columns that the rows lack and a cause needs."""
+    held = {name for name in rows.scalars if rows.column(name)[0] is not None}
+    return [name for name in cause.needs if name not in held and (name != "token_ids" or rows.ids is None)]
 
 
 # ---------------------------------------------------------------- what is found
 
 
-MISALIGNED = ("off_by_one", "row_permutation", "wrong_context")
+MISALIGNED = {"off_by_one", "row_permutation", "wrong_context"}
 """Faults of whole rows, beside which only counts are said: what their repair leaves looks like others."""
 
 
 def search(rows: Rows) -> tuple[list[Found], Rows]:
-    """Look for every bug in order, each in the rows as the one before would leave them repaired.
-
-    Returns:
-        The findings, and the rows after all repairs.
-    """
+    """Look for every bug in order, each in rows that are repaired of those before; return these rows, too."""
     found: list[Found] = []
     for cause in CAUSES:
         if cause.kind == "honest" or rows.tokens < TOKENS // 2:
             break
-        columns = (rows.ids if name == "token_ids" else rows.column(name)[0] for name in cause.needs)
-        if any(column is None for column in columns):
+        if lacking(rows, cause):
             continue
         if cause.kind == "sampled" and any(one.cause.kind == "sampled" for one in found):
             continue  # its repair is approximate, or leaves out likely tokens: E[r] is not 1 afterwards
         one = cause.look(rows)
-        if one is None or one.id in {x.id for x in found} or not one.helps or (found and one.alone):
+        ids = {x.id for x in found}
+        if one is None or one.id in ids or not one.helps or (found and one.alone):
             continue
-        if not one.exact and any(x.id in MISALIGNED for x in found):
+        if not one.exact and ids & MISALIGNED:
             continue
         found.append(one)
         if one.repaired is not None and not one.repaired.tokens:
@@ -152,7 +132,6 @@ def _positive(summary: Result) -> list[Cause]:
             id="sentinel",
             statement="A log-prob column holds positive values, which no log-probability can be.",
             statistic=f"{many:,} of {summary.dump.tokens:,} log-probs in {name!r} are above 0",
-            violates="log-probs are at most 0",
             exact=True,
             confirm="look at the rows named in the note, in the trainer's tensors",
             fix="log log-softmax values of the sampled token, in float32",
@@ -161,22 +140,13 @@ def _positive(summary: Result) -> list[Cause]:
     ]
 
 
-def _beside(bugs: list[Found], rest: Rows) -> list[Found]:
-    """Return the honest cause beside bugs: one that the dump records, in rows that are mended."""
-    if rest.tokens < TOKENS or not rest.delta.any() or any(one.id == "weights_not_synced" for one in bugs):
-        return []  # of weights that do not arrive, the recorded lags are wrong
-    mended = not any(one.approximate or one.repaired is None for one in bugs)
-    able = ("stale", "quantized_rollout") if mended else ("stale",)
-    return [one for cause in CAUSES if cause.id in able and (one := cause.look(rest))][:1]
-
-
 # ---------------------------------------------------------------- where no bug is found
 
 
 def _no_bug(numbers: Evidence, rest: Rows) -> Diagnosis:
     """Return the verdict where no bug is found; `rest` is what is left after all repairs."""
     ratio, mean_ratio, base = rest.once(Identities.of).ratio, numbers.number("mean_ratio"), other_base(rest)
-    seen, healthy = rest.once(Seen), rest.known.healthy
+    seen, healthy = rest.once(Seen), rest.healthy
     if not numbers.value("k3") < HEALTHY_K3 and ratio.error > BLUNT:
         few = f"E[r] = {ratio.value:.3g} ± {ratio.error:.2g}: too few tokens to tell a bug from a mismatch."
         return Diagnosis(verdict="cannot_tell", headline=few)
@@ -199,7 +169,6 @@ def _no_bug(numbers: Evidence, rest: Rows) -> Diagnosis:
         verdict="healthy" if healthy else "honest_mismatch",
         headline=f"{what}Nothing points to a logging bug, and the mismatch is {size}.",
         causes=causes,
-        ruled_out=_ruled_out([one.id for one in causes]),
     )
 
 
@@ -222,12 +191,7 @@ def _undecided(seen: Seen, why: str) -> Diagnosis:
         headline=f"Cannot tell from this dump: {why}; {fit}.",
         candidates=found,
         decide=deciding(seen, *ids),
-        ruled_out=_ruled_out(ids),
     )
-
-
-def _ruled_out(named: list[str]) -> list[str]:
-    return [one.ruled_out for one in CAUSES if one.ruled_out and one.id not in named]
 
 
 def _unexplained(seen: Seen) -> str:
@@ -313,8 +277,6 @@ def _cause(one: Found) -> Cause:
     cause, rows = one.cause, one.rows
     words = {"share": percent(float(one.sequences.mean())), "where": one.where, **one.words}
     statement, confirm, fix = (text.format_map(words) for text in (cause.sentence, cause.confirm, cause.fix))
-    if one.where and one.where not in statement:
-        statement += f", where {one.where}"
     after, what = None, words.get("after", cause.after)
     if what and one.repaired is not None and one.repaired.tokens:
         after = _after(what, one.repaired, one.approximate)
@@ -329,7 +291,6 @@ def _cause(one: Found) -> Cause:
         kind=cause.verdict,
         statement=statement[0].upper() + statement[1:] + ".",
         statistic=one.evidence,
-        violates=cause.violates,
         exact=one.exact,
         where=one.where,
         tokens=int(one.tokens.sum()),
@@ -341,13 +302,10 @@ def _cause(one: Found) -> Cause:
     )
 
 
-def _after(what: str, rows: Rows, approximate: bool) -> After | None:
-    """Return K3, E[r] and the ESS of token ratios after a repair; None where they overflow."""
-    delta = np.clip(rows.delta, -700, 300)
+def _after(what: str, rows: Rows, approximate: bool) -> After:
+    """Return K3, E[r] and the ESS of token ratios after a repair."""
+    delta = np.clip(rows.delta, -700, 300)  # whose ratios have finite squares
     off = np.expm1(delta)
-    mean, k3 = float(np.mean(off)), float(np.mean(off - delta))
-    ess = float((1 + mean) ** 2 / (1 + 2 * mean + np.mean(off**2)))
-    if not np.isfinite((k3, mean, ess)).all():
-        return None
-    size = {"k3": k3, "mean_ratio": 1 + mean, "ess_tokens": ess}
+    mean, ess = float(np.mean(off)), float(np.square(1 + off.mean()) / np.square(1 + off).mean())
+    size = {"k3": float(np.mean(off - delta)), "mean_ratio": 1 + mean, "ess_tokens": ess}
     return After(what=what, tokens=rows.tokens, approximate=approximate, **size)

@@ -27,21 +27,6 @@ CAP, LARGEST = 3.0, 1e6
 
 
 @dataclass(frozen=True)
-class Known:
-    """What a dump says as a whole.
-
-    Attributes:
-        recorded: what the metadata says of the engine.
-        synced: lower end of the interval of K3 at lag 0, or of all rows where no lag is recorded, nats.
-        healthy: whether the mismatch is as small as rounding makes it, but for single tokens.
-    """
-
-    recorded: Recorded = field(default_factory=Recorded)
-    synced: float | None = None
-    healthy: bool = False
-
-
-@dataclass(frozen=True)
 class Rows:
     """S non-empty sequences with T tokens in all, concatenated, without masked tokens.
 
@@ -57,7 +42,9 @@ class Rows:
         turn: index of its turn (a run of tokens between holes of the mask) in its response, [T], or None.
         width: number of tokens of its row, masked ones and padding included, [T], or None.
         sign: 0 where the advantage is negative, 1 where it is 0, 2 where it is positive, [T], or None.
-        known: what the dump says as a whole.
+        recorded: what the metadata says of the engine.
+        synced: lower end of the interval of K3 at lag 0, or of all rows where no lag is recorded, nats.
+        healthy: whether the mismatch is as small as rounding makes it, but for single tokens.
     """
 
     q: Floats
@@ -71,7 +58,9 @@ class Rows:
     turn: Ints | None = None
     width: Ints | None = None
     sign: Floats | None = None
-    known: Known = field(default_factory=Known)
+    recorded: Recorded = field(default_factory=Recorded)
+    synced: float | None = None
+    healthy: bool = False
 
     @classmethod
     def sampled(cls, sample: Sample) -> Rows:

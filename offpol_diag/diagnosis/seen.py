@@ -171,7 +171,7 @@ class Seen:
     """
 
     def __init__(self, rows: Rows) -> None:
-        self.recorded, self.synced = rows.known.recorded, rows.known.synced
+        self.recorded, self.synced = rows.recorded, rows.synced
         self.k3 = float(rows.k3_cut.mean()) if rows.tokens else 0.0
         some = uncertain(rows)
         self.scale = self.tail = self.carried = 0.0

@@ -109,15 +109,9 @@ def checks(result: Result) -> Iterator[Line]:
         holds = ratio.interval[0] <= 1 <= ratio.interval[1]
         why = "1 when the tokens were drawn from the logged distribution."
         yield Line(f"E[r] is {say(ratio)}", "ok" if holds else "un", why, brief=True)
-    if given.ruled_out:
-        some = given.sequences is not None and given.sequences < result.dump.sequences
-        among = (
-            f" in {count(given.sequences or 0)} of the {count(result.dump.sequences)} sequences"
-            if some
-            else ""
-        )
-        many = counted(len(given.ruled_out), "further fault")
-        yield Line(f"{many} ruled out{among}", "ok", "; ".join(given.ruled_out) + ".")
+    if given.sequences and given.sequences < result.dump.sequences:
+        some = f"{count(given.sequences)} of the {count(result.dump.sequences)} sequences"
+        yield Line(f"Looked for faults in {some}", "ok")
     yield from (Line("Not testable on this dump", "un", one) for one in given.undecidable)
 
 
@@ -216,7 +210,6 @@ def _details(cause: Cause, given: Diagnosis, result: Result) -> dict[str, str]:
     )
     return {
         "Counted" if cause.exact else "Evidence": cause.statistic,
-        "Violates": cause.violates,
         "Where": "; ".join([cause.where, *affected] if cause.where else affected),
         "Examples": "; ".join(examples),
         "To confirm": cause.confirm,
@@ -406,7 +399,7 @@ def explained(cause: KnownCause) -> Answer:
     """Return what it looks like, known threads, how to confirm it, how to fix it, and what looks alike."""
     from offpol_diag.diagnosis.cause import TRAINERS  # which imports numpy
 
-    said = [("Looks like", cause.looks), ("Violates", sentence(cause.violates))]
+    said = [("Looks like", cause.looks)]
     for one in cause.threads:
         why = f" Cause: {one.cause}." if one.cause else ""
         said.append(("Known from", f"{', '.join(one.at)}: {one.symptom}.{why}"))

@@ -27,11 +27,9 @@ class Boundary(Cause):
 
     id = "boundary"
     sentence = "{place} is logged wrongly"
-    violates = "a mismatch of kernels or weights does not single out one position"
     confirm = "compare both columns at {place} of a few sequences with log-softmax of its logits"
     fix = "shift within each sequence and not across packed ones (cu_seqlens, not torch.roll)"
     after = "without these tokens"
-    ruled_out = "a first or last token that carries the mismatch"
     apart = {"wrong_context": "There the excess of the first token decays over tens of tokens."}
     blanks = {"place": "the first or the last token"}
 

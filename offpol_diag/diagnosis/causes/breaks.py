@@ -26,13 +26,10 @@ class LongContext(Cause):
     kind = "model"
     id = "long_context"
     sentence = "beyond about token {where} engine and trainer compute different things"
-    violates = "kernels and weights differ at every position alike"
     confirm = "score one long response by the engine's prefill, its decode and the trainer: one stands alone"
     fix = "switch off cascade attention, an fp8 cache, a window, RoPE scaling and position ids in bf16"
     after = "without what lies beyond"
-    ruled_out = "a position from which on the columns disagree"
     apart = {"retokenization": "There each sequence breaks at a place of its own."}
-    blanks = {"where": "N"}
 
     def look(self, rows: Rows) -> Found | None:
         """Find the position, in the response or in the whole context, at which |Δ| jumps most."""
@@ -84,13 +81,10 @@ class Retokenization(Cause):
 
     id = "retokenization"
     sentence = "{share} of the sequences break at a token: behind it the columns belong to different text"
-    violates = "columns that agree token by token do not stop to within a sequence"
     confirm = "decode token_ids of these sequences around the break, and compare with the engine's ids"
     fix = "train on the engine's token ids (vLLM: return_token_ids; SGLang: output_ids), not on text again"
     after = "without what follows the breaks"
-    ruled_out = "sequences that break at a token"
     apart = {"off_by_one": "There the whole response is shifted."}
-    blanks = {"share": "some"}
 
     def look(self, rows: Rows) -> Found | None:
         """Find a block in each sequence: to its end, one that fades, or one that was not sampled."""

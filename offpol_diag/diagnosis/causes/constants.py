@@ -37,11 +37,9 @@ class Sentinel(Cause):
 
     id = "sentinel"
     sentence = "{share} of the {column} log-probs are the constant {value}, which stands for a missing value"
-    violates = "log-probs of sampled tokens vary; one value does not come again and again"
     confirm = "look at these tokens in what the {side} returns: a missing log-prob is filled in on the way"
     fix = "mask such tokens, and find where they get lost: aborted requests, streams, an appended end token"
     after = "with these tokens masked"
-    ruled_out = "constants in place of log-probs"
     apart = {"wrong_mask": "There the tokens were never sampled, and stand in blocks."}
     blanks = {"side": "engine or trainer"}
 
@@ -138,11 +136,9 @@ class WrongMask(Cause):
 
     id = "wrong_mask"
     sentence = "the response mask includes tokens that were not sampled: tool output or padding"
-    violates = "a token that the engine did not sample has no rollout log-prob"
     confirm = "print response_mask beside the text of the sequences named here"
     fix = "set response_mask to 0 on tool output, observations and padding"
     after = "with these tokens masked"
-    ruled_out = "unsampled tokens inside the mask"
     apart = {"sentinel": "A lost log-prob is the same constant, at single tokens."}
 
     def look(self, rows: Rows) -> Found | None:
@@ -180,7 +176,6 @@ class CopiedMean(Cause):
 
     id = "copied_mean"
     sentence = "the {column} column holds one value for each sequence, copied to all of its tokens"
-    violates = "no two log-probs of a response are equal"
     confirm = "print one sequence of the {column} column before anything is averaged"
     fix = "write the log-prob of each sampled token: no masked mean, no cumulative_logprob / length"
     apart = {"sentinel": "A sentinel is the same in all responses."}
@@ -229,10 +224,8 @@ class LowPrecision(Cause):
 
     id = "low_precision_storage"
     sentence = "the {column} log-probs were rounded to {grid} before they were written"
-    violates = "log-probs in float32 do not lie on such a grid"
     confirm = "the dtype of the tensor when it is gathered, cast or serialised"
     fix = "compute log-softmax in float32 and keep it so: no .to(torch.bfloat16), no rounding in JSON"
-    ruled_out = "rounded log-probs"
     apart = {"numerics": "Kernels leave noise at any value, not a grid."}
 
     def look(self, rows: Rows) -> Found | None:

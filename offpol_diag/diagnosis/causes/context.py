@@ -35,13 +35,10 @@ class WrongContext(Cause):
 
     id = "wrong_context"
     sentence = "engine and trainer scored {share} of the responses after different prompts"
-    violates = "the same weights after the same prompt give about the same log-probs"
     confirm = "print the prompt ids that the engine got and those the trainer used for one of these sequences"
     fix = "apply the chat template once, with the same system prompt and tools, and pass prompt ids, not text"
     after = "without these sequences, or from token 32 on where all are concerned"
-    ruled_out = "responses scored after another prompt"
     apart = {"model_differs": "There the excess does not decay."}
-    blanks = {"share": "some or all"}
 
     def look(self, rows: Rows) -> Found | None:
         long = rows.lengths >= LATE + EARLY

@@ -26,13 +26,11 @@ class GroupFault(Cause):
     kind = "weights"
     id = "group_fault"
     sentence = "sequences with {where} differ {times}-fold more than the others"
-    violates = "engines with the same weights and kernels differ alike"
     confirm = "restart or replace what is behind {where}, and compare again"
     fix = "check the weights, the version and the flags of {where}: did it miss a weight sync?"
     after = "without these sequences"
-    ruled_out = "one engine, host or other group that stands out"
     apart = {"quantized_rollout": "A group of another precision is honest where the dump says so."}
-    blanks = {"where": "one value of a column", "times": "several"}
+    blanks = {"where": "one value of a column"}
 
     def look_alone(self, rows: Rows) -> Found | None:
         """Find the group that differs most in mean |Δ| from what is usual at its own step and lag."""
@@ -57,6 +55,6 @@ class GroupFault(Cause):
         return found
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
-        host = np.arange(rows.sequences) % 4
-        p = jittered(rows, np.where(host == 2, 0.4, 0.0)[rows.owner], rng)
-        return replace(rows, p=p, scalars={**rows.scalars, "host": [f"h{one}" for one in host]})
+        host = [f"h{i % 4}" for i in range(rows.sequences)]
+        p = jittered(rows, np.where(np.array(host) == "h2", 0.4, 0.0)[rows.owner], rng)
+        return replace(rows, p=p, scalars={**rows.scalars, "host": host})

@@ -69,7 +69,6 @@ class QuantizedRollout(Cause):
     confirm = "the same dump with a bf16 rollout"
     fix = "a higher precision of the rollout"
     apart = {"weights_not_synced": "Of other weights, tokens of a kind have above 40% in common."}
-    blanks = {"recorded": "its metadata"}
     statement = "A quantised rollout: weights, activations or cache of few bits."
     speaks_for = ("quantised", "broad", "at lag 0")
     speaks_against = ("partly", "plain", "grows", "wide", "shared", "noise", "close")
@@ -89,8 +88,8 @@ class QuantizedRollout(Cause):
         kind = rows.ids if rows.ids is not None else rows.index
         size = 0.1 * -np.expm1(rows.q)
         off = size * (0.4 * np.sin(37.0 * kind) + 0.9 * rng.standard_normal(rows.tokens)) - size**2 / 2
-        known = replace(rows.known, recorded=Recorded(quantised="rollout_dtype: fp8"))
-        return replace(rows, p=np.minimum(rows.p + off, -1e-9), known=known)
+        said = Recorded(quantised="rollout_dtype: fp8")
+        return replace(rows, p=np.minimum(rows.p + off, -1e-9), recorded=said)
 
 
 class MoeOutliers(Cause):
@@ -118,19 +117,18 @@ class MoeOutliers(Cause):
         seen = rows.once(Seen)
         if not seen.recorded.experts or not seen.outlying or not seen.same_weights or seen.other_step:
             return None
+        usual = f"lie beyond 8 times the usual |Δ|/(1 − q) of {seen.scale:.2g}"
         evidence = (
-            f"{percent(seen.tail)} of the uncertain tokens lie beyond 8 times the usual |Δ|/(1 − q) of "
-            f"{seen.scale:.2g} and carry {percent(seen.carried)} of K3; the dump says {seen.recorded.experts}"
+            f"{percent(seen.tail)} of the uncertain tokens {usual} and carry {percent(seen.carried)} of K3"
         )
-        return self.of_all(evidence, rows)
+        return self.of_all(f"{evidence}; the dump says {seen.recorded.experts}", rows)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         """Move one uncertain token in fifty by 0.7 nats, so that E[r] stays 1."""
         far = (rng.random(rows.tokens) < 0.02) & (rows.q < -0.3)
         up = rng.random(rows.tokens) < 1 / (1 + np.exp(0.7))
-        known = replace(rows.known, recorded=Recorded(experts="model: Mixtral-8x7B"))
         p = np.where(far, np.minimum(rows.p + np.where(up, 0.7, -0.7), -1e-9), rows.p)
-        return replace(rows, p=p, known=known)
+        return replace(rows, p=p, recorded=Recorded(experts="model: Mixtral-8x7B"))
 
 
 class Numerics(Cause):
@@ -156,7 +154,7 @@ class Numerics(Cause):
         return little and not (seen.course.back or shared)
 
     def look(self, rows: Rows) -> Found | None:
-        seen, healthy = rows.once(Seen), rows.known.healthy
+        seen, healthy = rows.once(Seen), rows.healthy
         rounding = seen.scale <= ROUNDED
         if (rounding and seen.k3 > HEALTHY_K3) or seen.course.high.any():
             return None

@@ -37,7 +37,6 @@ class RepetitionPenalty(Cause):
     needs = ("token_ids",)
     id = "repetition_penalty"
     sentence = "the engine penalises tokens that came before, and only the rollout column knows of it"
-    violates = "whether a token came before makes no difference between two engines of one model"
     confirm = "look for penalties in the rollout's sampling parameters and the model's generation_config.json"
     fix = "sample with repetition_penalty=1.0 and no presence or frequency penalty"
     after = "without tokens that came before"
@@ -57,10 +56,8 @@ class RepetitionPenalty(Cause):
             return None
         if rows.once(fit_temperature).clear:
             return None  # tokens that come again are likely ones, which a temperature moves most
-        evidence = (
-            f"log π_train − log π_rollout of tokens whose id came before lies {gap:.2g} nats above that of "
-            f"others ({after.value:.2g} and {before.value:.2g}): {percent(explained)} of its variance"
-        )
+        evidence = f"Δ of tokens whose id came before lies {gap:.2g} nats above that of others "
+        evidence += f"({after.value:.2g} and {before.value:.2g}): {percent(explained)} of its variance"
         one = self.of_tokens(evidence, rows, came, approximate=True)
         return one if one.helps else replace(one, repaired=None)
 
@@ -88,11 +85,9 @@ class SpecialToken(Cause):
     needs = ("token_ids",)
     id = "special_token"
     sentence = "tokens with id {ids} are scored differently wherever they stand"
-    violates = "a mismatch of kernels or weights does not single out one token"
     confirm = "decode id {ids}; compare its embedding and its row of the output layer in engine and trainer"
     fix = "sync embeddings and lm_head of added tokens, and treat bad_words and logit_bias alike"
     after = "without these tokens"
-    ruled_out = "single token ids that carry the mismatch"
     apart = {"repetition_penalty": "There ids seen earlier in the response are lowered."}
     blanks = {"ids": "in the answer"}
 

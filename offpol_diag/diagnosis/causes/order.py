@@ -50,11 +50,9 @@ class RowPermutation(Cause):
 
     id = "row_permutation"
     sentence = "rows are permuted: train log-probs stand beside another sequence's rollout log-probs"
-    violates = "both columns are about the same sequence"
     confirm = "rows whose train log-probs belong to another row: {examples}"
     fix = "restore the order after dynamic batching or sorting by length, or join by sequence id"
     after = "with the rows matched"
-    ruled_out = "permuted rows"
     apart = {"off_by_one": "There the same row fits after a shift."}
     blanks = {"examples": "the answer names some"}
 
@@ -77,10 +75,9 @@ class RowPermutation(Cause):
             if matched.sum() < 2 or matched.mean() < SHARE:
                 return self._unmatched(rows, bad)
         who, mates, names = bad[matched], mate[matched], rows.column("sequence_id")
-        evidence = (
-            f"{len(who):,} of {rows.sequences:,} sequences agree with another sequence to "
-            f"{least[matched].mean():.2g} nats a token and with their own to {own[matched].mean():.2g}"
-        )
+        near, apart = least[matched].mean(), own[matched].mean()
+        evidence = f"{len(who):,} of {rows.sequences:,} sequences agree with another sequence to "
+        evidence += f"{near:.2g} nats a token and with their own to {apart:.2g}"
         pairs = ", ".join(f"{names[i]} → {names[j]}" for i, j in zip(who[:3], mates[:3], strict=True))
         mended = _matched(rows, who, mates, np.setdiff1d(bad, who))
         rest = {"repaired": mended, "words": {"examples": pairs}, "exact": True}
@@ -144,11 +141,9 @@ class SegmentOrder(Cause):
 
     id = "segment_order"
     sentence = "parts of a row stand in the wrong order: one column's pieces equal the other's elsewhere"
-    violates = "both columns are about the same token"
     confirm = "compare one named row without context parallelism: its columns then line up"
     fix = "put the pieces of context parallelism back in order (zigzag: rank i has pieces i and 2n − 1 − i)"
     after = "with the pieces put back"
-    ruled_out = "parts of a row in the wrong order"
     apart = {"off_by_one": "There the whole row fits at one shift."}
 
     def look(self, rows: Rows) -> Found | None:

@@ -130,11 +130,9 @@ class TruncatedSampling(Cause):
     kind = "sampled"
     id = "truncated_sampling"
     sentence = "tokens were sampled with top-p, top-k or min-p, and only the rollout column knows of it"
-    violates = "E[r] = 1: here r = the probability mass that was kept, never above 1"
     confirm = "the sampling parameters of the rollout: top_p < 1, top_k > 0 or min_p > 0"
     fix = "sample with top_p=1.0, top_k=-1 and min_p=0, or apply the same filter to the trainer's logits"
     after = "with the rollout log-probs renormalised over the whole vocabulary (approximate)"
-    ruled_out = "top-p or top-k on one side"
     apart = {"rollout_raw_logprobs": "There K1 is negative or E[r] above 1."}
 
     def look(self, rows: Rows) -> Found | None:
@@ -167,10 +165,8 @@ class RawLogProbs(Cause):
     kind = "sampled"
     id = "rollout_raw_logprobs"
     sentence = "the rollout column does not hold the distribution that tokens were sampled from{temperature}"
-    violates = "k1 ≥ 0 and E[r] = 1 for tokens sampled from the logged distribution"
     confirm = "compare a logged value with log-softmax(logits / temperature) of that token"
     fix = "log processed log-probs (vLLM: logprobs_mode; SGLang: --enable-return-processed-logprobs)"
-    ruled_out = "tokens sampled from another distribution than the logged one"
     apart = {"trainer_temperature": "There E[r] is 1 and K1 positive."}
 
     def look(self, rows: Rows) -> Found | None:
@@ -221,12 +217,9 @@ class TrainerTemperature(Cause):
     kind = "sampled"
     id = "trainer_temperature"
     sentence = "the trainer divides its logits by {times} times the sampling temperature"
-    violates = "log π_train is not a power of log π_rollout under any noise or staleness"
     confirm = "look for the division by temperature in the trainer's log-prob computation"
     fix = "divide the logits by the sampling temperature, once, before log-softmax"
-    ruled_out = "a temperature on one side only"
     apart = {"rollout_raw_logprobs": "There E[r] is not 1."}
-    blanks = {"times": "another number"}
 
     def look(self, rows: Rows) -> Found | None:
         fitted = rows.once(fit_temperature)

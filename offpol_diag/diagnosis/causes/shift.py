@@ -29,11 +29,9 @@ class OffByOne(Cause):
 
     id = "off_by_one"
     sentence = "the rollout column is shifted by {tokens} against the train column"
-    violates = "both columns are about the same sampled token"
     confirm = "shift one column by {tokens}: K3 falls as it does below"
     fix = "{slice}; logits at position t − 1 score token t, so slice logits[:, :-1] and tokens[:, 1:]"
     after = "with the shift undone"
-    ruled_out = "columns shifted against each other (by up to 8 tokens)"
     apart = {"retokenization": "There the columns agree up to some token, and are shifted behind it."}
     blanks = {"tokens": "the number of tokens in the answer", "slice": "move one column"}
 

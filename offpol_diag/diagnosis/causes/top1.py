@@ -29,11 +29,9 @@ class Top1Logged(Cause):
 
     id = "top1_logged"
     sentence = "the {column} column holds the log-prob of the likeliest token, not of the sampled one"
-    violates = "the log-prob of a sampled token is often below that of the likeliest one"
     confirm = "print the dict of log-probs of one token: the sampled id's entry is not always the first"
     fix = "take the entry of the sampled id, not the first (vLLM: logprobs[token_id].logprob)"
     after = "without the tokens that were not the likeliest"
-    ruled_out = "the log-prob of the likeliest token in place of the sampled one's"
     apart = {"rollout_raw_logprobs": "There most tokens are off a little."}
 
     def look(self, rows: Rows) -> Found | None:
@@ -48,9 +46,9 @@ class Top1Logged(Cause):
                 continue
             evidence = (
                 f"the {name} column is below the other by more than {BELOW:g} nats at {percent(below)} of "
-                f"the tokens, above it by more than {FAR:g} at {percent(float(far.mean()))}; both "
-                f"probabilities add up to at most {MASS:g} in {percent(float(sums))} of these"
             )
+            evidence += f"the tokens, above it by more than {FAR:g} at {percent(float(far.mean()))}; both "
+            evidence += f"probabilities add up to at most {MASS:g} in {percent(float(sums))} of these"
             # what was sampled is likely where the column is right: nothing else is to be seen
             nothing = rows.keep(np.zeros(rows.tokens, bool))
             return self.of_tokens(evidence, rows, far, repaired=nothing, words={"column": name})

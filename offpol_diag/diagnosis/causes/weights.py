@@ -31,11 +31,9 @@ class WeightsNotSynced(Cause):
     id = "weights_not_synced"
     kind = "weights"
     sentence = "the engine does not have the trainer's weights {since}, though the dump says policy_lag 0"
-    violates = "at policy lag 0 the engine has the trainer's weights"
     confirm = "compare a checksum of one weight tensor on both sides after the next sync"
     fix = "look at what carries weights over: adapters never sent or named, a sync that fails or is skipped"
     after = "without these sequences"
-    blanks = {"since": "since some step, or at some steps"}
     apart = {"stale": "There the recorded lag says it."}
     statement = "Weights that do not reach the engine, or only in part: an adapter, a head or experts."
     speaks_for = ("back", "grows", "wide", "shared", "at lag 0")
@@ -106,7 +104,6 @@ class ModelDiffers(Cause):
     kind = "model"
     id = "model_differs"
     sentence = "engine and trainer compute different models, from the first step on"
-    violates = "two engines of one model in an unquantised format differ by rounding"
     confirm = "score the same responses once more with the checkpoint that both sides loaded"
     fix = "measure it: offpol-diag rescore DUMP --model CHECKPOINT --try all says which side it is"
     apart = {"weights_not_synced": "There the weights are others; digests of single tensors tell."}
