@@ -161,9 +161,8 @@ def batch_cut(values: Array, upper: float, many: int = 0, total: float = 0.0) ->
     Returns: [] float64; of tensors the host waits for it.
     """
     rising = sort(values)
-    count = counting(rising)
-    fine = total + rising.cumsum(0) < upper * (many + count)
-    kept = int((count * fine).max())  # the last that is fine: means of the first 1, 2, … may fall again
+    fine = total + rising.cumsum(0) < upper * (many + counting(rising))  # the mean of the first 1, 2, …
+    kept = int(fine.sum())
     if kept == 0 and many == 0:
         return next_above(rising[:1])[0]
     return rising[kept] if kept < len(rising) else namespace(rising).full_like(rising[0], math.inf)
