@@ -97,9 +97,8 @@ def torn(data, at):
     return data[:at] + bytes(b ^ 0xFF for b in data[at : at + 64]) + data[at + 64 :]
 
 
-def twice(*names):
-    table = pa.Table.from_arrays([pa.array(GOOD)] * len(names), names=names)
-    return lambda: pq.write_table(table, "a.parquet")
+def twice():
+    pq.write_table(pa.Table.from_arrays([pa.array(GOOD)] * 3, names=[ROLLOUT, OLD, OLD]), "a.parquet")
 
 
 def by_token(**more):
@@ -109,7 +108,6 @@ def by_token(**more):
 
 POSITIVE = {ROLLOUT: [[-1.0]] * 32, OLD: [[0.5]] * 28 + [[-1.0]] * 4}
 LONG = pa.ListArray.from_arrays(pa.array([0, 5_000_000], pa.int32()), pa.repeat(pa.scalar(-1.0), 5_000_000))
-NO_ROWS = pa.array([[], []], pa.list_(pa.float64()))
 WITHOUT = {ROLLOUT: None, OLD: None, "prompt": ["p"] * 4}
 NOT_UTF8 = pa.array([b"a", b"b", b"a", b"\xff\xfe"])
 NO_TYPE = {ROLLOUT: (["-1"],), OLD: ([1], [[-1.0]], "[-1.0]"), MASK: (["1"], 1), "token_ids": ([1.0],)}
@@ -117,7 +115,6 @@ NO_TYPE |= {"rewards": ([1.0],), "advantages": ("1",), "weight_versions": (1,), 
 NO_TYPE |= {"policy_lag": (True,), "finish_reason": (1,), "prompt_ids": ([1.5],), "group_id": ({"a": 1},)}
 DIFFER = [  # column, and what two files have of it
     ("token_ids", {"token_ids": [[1]] * 4}, {}),
-    ("rewards", {}, {"rewards": [1.0] * 4}),
     ("current_log_probs", {"log_prob": GOOD}, {"current_log_probs": GOOD}),
 ]
 SKIP = "a.parquet --on-bad-row skip"
@@ -127,12 +124,10 @@ DUMPS = [  # columns of a.parquet, or what writes files; what is read; what is s
     # files
     (lambda: write("step_100.parquet"), "step_10.parquet", "step_10.parquet: no such", "did you mean"),
     (dict, "none*.parquet", "none*.parquet: no file is there that can be read", "a directory is searched"),
-    (dict, "/dev/null", "/dev/null: a device or a pipe", "name a file"),
     *((lambda: os.mkfifo("pipe.parquet"), one, "pipe.parquet: a device or a pipe", "name a file")
       for one in ("pipe.parquet", "p*.parquet")),
     (raw(b""), "", ": cannot be read as Parquet (Parquet file size is 0 bytes", "check that it may be read"),
     (raw(b"{}\n" * 9), "", ": cannot be read as Parquet (Parquet magic bytes not", "check that it may be"),
-    (damaged(lambda data, at: data[:at]), "", ": cannot be read as Parquet (Parquet magic", "check that it"),
     (damaged(lambda data, at: data[:-200] + b"\xff" * 192 + data[-8:]), "", ": cannot be read as", ""),
     (damaged(torn, compression="zstd"), "", BROKEN, "the file is damaged"),
     (damaged(torn, compression="none", write_page_checksum=True), SKIP, BROKEN, "the file is damaged"),
@@ -145,24 +140,20 @@ DUMPS = [  # columns of a.parquet, or what writes files; what is read; what is s
     ({OLD: None}, "", ": no column holds old_log_probs or current_log_probs", "name it with --columns"),
     (WITHOUT, "", ": no column holds rollout_log_probs, and none old_log", "name it with --columns"),
     (WITHOUT | {"completion": ["c"] * 4}, "", ": no column holds", "docs/trainers/trl.md has a hook"),
-    ({}, "a.parquet --columns old=old_logprob", ": --columns: there is no column", "did you mean"),
     ({}, "a.parquet --columns old=zzz", ": --columns: there is no column 'zzz'", "the columns are rollout"),
     ({}, "a.parquet --columns rolout=x", "--columns rolout=x: no part is called", "did you mean rollout"),
     ({"logprobs": GOOD}, "", ": rollout_log_probs and logprobs can each be the rollout", "say which:"),
     ({"host": ["x"] * 4}, "a.parquet --group-by hots", ": --group-by: there is no column", "did you mean"),
     ({"pairs": [[1]] * 4}, "a.parquet --group-by pairs", ": column 'pairs' holds list", "group by a column"),
-    (twice(ROLLOUT, OLD, OLD), "", ": two columns are called 'old_log_probs'", "write the file again"),
-    (twice(ROLLOUT, OLD, "x", "x"), "a.parquet --group-by x", ": --group-by: two columns", "write the file"),
+    (twice, "", ": two columns are called 'old_log_probs'", "write the file again"),
     *(({name: [value] * 4}, "", f": column {name!r} holds ", WRITE_AGAIN)
       for name, each in NO_TYPE.items() for value in each),
     *((two(one, other), ".", f" and b.parquet differ: column {name!r}", "read files of one form at a time")
       for name, one, other in DIFFER),
     # rows: of several bad ones the first is named
     ({OLD: [[-0.5, NAN], [-2.0], [NAN], [NAN, NAN]]}, "", ", row group 0, row 0, column 'old_log", IF_NOT),
-    ({ROLLOUT: [GOOD[0], [NAN], *GOOD[2:]], OLD: [[NAN, NAN], *GOOD[1:]]}, "", ", row group 0, row", IF_NOT),
     ({ROLLOUT: None, "logprobs": [[-1.0, INF], *GOOD[1:]]}, "", ", row group 0, row 0, column", IF_NOT),
     ({MASK: [[0] * len(row) for row in GOOD]}, "", ": no token is left in 4 rows", ""),
-    ({ROLLOUT: NO_ROWS, OLD: NO_ROWS}, "", ": no token is left in 2 rows", ""),
     ({ROLLOUT: [], OLD: []}, "", ": the dump is empty: it has no row", "was its writer closed?"),
     ({ROLLOUT: LONG, OLD: LONG}, "", ", row group 0, row 0, column 'rollout_log_probs': it holds", ""),
     (POSITIVE, "", ", column 'old_log_probs': 28 of 32 tokens are above 0: it has the wrong", "a log-prob"),
@@ -174,7 +165,6 @@ DUMPS = [  # columns of a.parquet, or what writes files; what is read; what is s
     (by_token(sequence_id=[0, 1, 0, 1]), "", ", row 2: the sequence '0' comes back after another", "sort it"),
     (by_token(sequence_id=[0, None, 1, 1]), "", ", row 1, column 'sequence_id': it is null", "give every"),
     (by_token(position=[1, 0, 0, 1]), "", ", row 1: positions do not rise within a sequence", "sort it"),
-    (by_token(rollout_log_prob=[-1, -1, -1, NAN]), "", ", row 2, column 'rollout_log_prob': token 1", IF_NOT),
     (two(by_token(), by_token()), ".", "b.parquet, row 0: the sequence '0' comes back", "sort it: polars"),
 ]  # fmt: skip
 
@@ -202,13 +192,11 @@ BAD_ROWS = [  # what row 2 (row group 1) has in place of a good value, and what 
     ({MASK: []}, "column 'response_mask': it holds 0 values"),
     ({ROLLOUT: None}, "'rollout_log_probs': there is null where a list"),
     ({OLD: [None]}, "'old_log_probs': token 0 is nan, and a token that counts needs a finite value"),
-    ({ROLLOUT: [-INF]}, "column 'rollout_log_probs': token 0 is -inf"),
     ({ROLLOUT: [0.5]}, "token 0 is 0.5, and a log-probability is at most 0"),
     ({MASK: [None]}, "'response_mask': token 0 is null, and a mask is 0 or 1"),
     ({MASK: [2]}, "column 'response_mask': token 0 is 2, and a mask is 0 or 1"),
     ({"token_ids": [None]}, "'token_ids': token 0 is null"),
     ({"advantages": [NAN]}, "column 'advantages': token 0 is nan"),
-    ({"entropy": [NAN]}, "column 'entropy': token 0 is nan"),
     ({"weight_versions": [-2]}, "token 0 is -2, and a version is at least 0"),
     ({"prompt_ids": [1, None]}, "column 'prompt_ids': token 1 is null, and a prompt is token ids"),
     ({"prompt_length": -1}, "column 'prompt_length': it is -1, and a length is needed"),
@@ -292,9 +280,6 @@ COMMANDS = [
     ("gate older.json --max k3=1", "older.json: result format 2, this version", "analyze the dump again"),
     *((f"gate {one} --max k3=1", f"{one}: ", GIVE) for one in ("empty.json", "list.json", "bytes.json")),
     *((f"report {one}.json", f"{one}.json: {NO_RESULT}", GIVE) for one in ("empty", "cut", "other")),
-    ("report nowhere.json", "nowhere.json: cannot be read as a result (No such file", GIVE),
-    ("doctor empty.jsonl", "empty.jsonl: no sequence that counts is in it", "check that its writer"),
-    ("doctor sampled.parq", "sampled.parq: no such file", "did you mean sampled.parquet?"),
     # what is written
     (ANALYZE + "-o .", ".: is a directory", "name a file in it"),
     *((f"{ANALYZE}{one} no/r", "no/r: its directory does not exist", "make it first: mkdir -p no")
@@ -310,11 +295,9 @@ COMMANDS = [
     ("gate", "missing argument 'DUMP'", "see `offpol-diag gate --help`"),
     *((f"{ANALYZE}{option} x", f"invalid value for '{option}': ", "")
       for option in ("--seed", "--threads", "--engine", "--on-bad-row")),
-    (ANALYZE + "--seed -1", "invalid value for '--seed': ", ""),
     (ANALYZE + "--threads 0", "invalid value for '--threads': ", ""),
     (ANALYZE + "--device tpu", "device 'tpu' is not known", "give auto, cpu, cuda"),
     (ANALYZE + "--columns rollout", 'columns: "rollout" names no column', ""),
-    (ANALYZE + "--presets ,", "no preset is named", ""),
     (ANALYZE + "--preset-file none.toml", "none.toml", ""),
     ("gate sampled.parquet --max k3", "--max", "docs/ci.md has the form"),
     ("gate sampled.parquet --gates none.toml", "none.toml", ""),
@@ -329,24 +312,20 @@ def test_a_command_that_cannot_be_meant_is_refused(given, line, error, hint):
 
 
 def test_the_gate_takes_a_result_from_a_pipe_or_in_python_and_no_other_file(given):
-    one_line = json.dumps(json.loads(Path("r.json").read_text()), separators=(",", ":")).encode()
-    for text in (Path("r.json").read_bytes(), one_line):
-        assert CliRunner().invoke(app, ["gate", "-", "--max", "k3=100", "-q"], input=text).exit_code == 0
+    text = Path("r.json").read_text()
+    for given in (text, json.dumps(json.loads(text), separators=(",", ":"))):
+        assert CliRunner().invoke(app, ["gate", "-", "--max", "k3=100", "-q"], input=given).exit_code == 0
     for name in ("sampled.parquet", "cut.json", "newer.json"):
         assert refused("gate - --max k3=100 -q", Path(name).read_bytes())[0].startswith("stdin: ")
-    k3 = make_summary().number("k3").value
-    for kind in (str, Path):
-        assert offpol_diag.gate(kind("r.json"), max={"k3": 2 * k3}).passed
-        assert not offpol_diag.gate(kind("r.json"), max={"k3": k3 / 2}).passed
+    assert [offpol_diag.gate("r.json", max={"k3": most}).passed for most in (100, 1e-9)] == [True, False]
 
 
 def test_rows_without_a_step_are_no_end_of_the_steps(given):
     table = pq.read_table("sampled.parquet")
-    for missing in (None, NAN):
-        steps = [missing if i % 5 == 0 else float(step) for i, step in enumerate(table["step"].to_pylist())]
-        made = table.set_column(table.schema.get_field_index("step"), "step", pa.array(steps))
-        shown = CliRunner().invoke(app, ["doctor", factory.write(Path("some.parquet"), made)]).stdout
-        assert ", steps 0 to 7 and rows without a step, " in " ".join(shown.split())
+    steps = [NAN if i % 5 == 0 else float(step) for i, step in enumerate(table["step"].to_pylist())]
+    made = table.set_column(table.schema.get_field_index("step"), "step", pa.array(steps))
+    shown = CliRunner().invoke(app, ["doctor", factory.write(Path("some.parquet"), made)]).stdout
+    assert ", steps 0 to 7 and rows without a step, " in " ".join(shown.split())
 
 
 # ---------------------------------------------------------------- hostile texts, numbers and files
@@ -374,7 +353,6 @@ ODD = [  # file, its text, a command, and what its error holds
         ("report", "r.json", "-o", "no/{}"), (*READ, "--threads", "{}"))),
     (FILE, f'"{KEY}" = 1', ["analyze"], ""),
     (FILE, f'device = "{KEY}"', READ, ""),
-    ("f.toml", f'["{KEY}"]\nweight = 1', TOML, ""),
     ("f.toml", f'[a]\n"{KEY}" = 1', TOML, ""),
     ("f.toml", f'["{KEY}"]\nx = 1', GATES, ""),
     ("f.json", f'{{"{KEY}": 1}}', ["report", "f.json"], ""),
@@ -403,9 +381,10 @@ def test_what_is_odd_is_refused_in_words_that_are_harmless(file, text, words, sa
     assert said in refused(words)[0]
 
 
-@pytest.mark.parametrize(
-    "words", [("report",), ("gate", "r.json", "--baseline"), ("presets", "--preset-file")]
-)
+WHOLE = [("report",), ("gate", "r.json", "--baseline"), ("presets", "--preset-file")]
+
+
+@pytest.mark.parametrize("words", WHOLE)
 @pytest.mark.timeout(20)
 def test_devices_and_files_that_are_too_large_are_not_read(words, given, monkeypatch):
     for place in ("/dev/zero", "pipe", "."):
