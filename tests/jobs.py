@@ -1,19 +1,13 @@
 """A job whose batches can fail, for threads and for a cluster, whose workers import it; and a dump for it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from offpol_diag.errors import DumpError
 
-
-def dump(
-    folder: Path, column: str = "old_log_probs", value: float = float("nan"), bad: tuple[int, ...] = ()
-) -> str:
+def dump(folder, column="old_log_probs", value=float("nan"), bad=()):
     """Write a dump of 40 sequences in 10 row groups; the first token of bad ones has some value."""
     from tests.test_read import parquet, sequences
 
@@ -23,22 +17,22 @@ def dump(
     return parquet(4)(folder, rows)
 
 
-class Ids(tuple[object, ...]):
+class Ids(tuple):
     """State that holds what batches left, in the order in which they were merged."""
 
     __slots__ = ()
 
-    def merge(self, other: Ids) -> Ids:
+    def merge(self, other):
         return Ids((*self, *other))
 
 
 @dataclass(frozen=True)
 class Look:
-    """Job that leaves a file in `folder`; fails at a sequence, always or once."""
+    """Job that leaves a file in `folder`; at a sequence it raises `error`, or is killed, always or once."""
 
     folder: Path
     at: str = ""
-    trouble: str = ""
+    error: Exception | None = None
     once: bool = False
     seconds: float = 0.0
 
@@ -48,10 +42,8 @@ class Look:
         first = not mark.exists()
         mark.touch()
         if self.at in ids and (first or not self.once):
-            if self.trouble == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise (
-                DumpError("a bad row", "mend it") if self.trouble == "refused" else ZeroDivisionError("a bug")
-            )
+            if self.error:
+                raise self.error
+            os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(self.seconds)
         return Ids(ids)

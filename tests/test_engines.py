@@ -55,7 +55,9 @@ def test_the_first_bad_row_of_the_dump_or_the_error_of_a_job_is_raised(tmp_path,
     with pytest.raises(DumpError, match=r"row group 5, row 23, column 'old_log_probs': token 0 is nan"):
         Threads(threads).reduce(opened(dump(tmp_path, bad=(23, 24, 39)), batch_tokens=50), Look(tmp_path))
     with pytest.raises(ZeroDivisionError, match="a bug"):
-        Threads(threads).reduce(opened(dump(tmp_path), batch_tokens=50), Look(tmp_path, at="s30"))
+        Threads(threads).reduce(
+            opened(dump(tmp_path), batch_tokens=50), Look(tmp_path, "s30", ZeroDivisionError("a bug"))
+        )
 
 
 def test_there_are_as_many_threads_as_cores_and_memory_is_that_of_the_cgroup(tmp_path, monkeypatch):

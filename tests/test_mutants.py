@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 
 from offpol_diag.cli import app
 from offpol_diag.errors import OffpolError
-from tests import forms
+from tests import test_forms as forms
 from tests.factory import read, write
 from tests.test_read import WAYS, sequences, table
 from tests.test_refusals import EVIL, harmless

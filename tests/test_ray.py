@@ -78,24 +78,22 @@ def test_numbers_remarks_and_rows_of_sequences_are_those_of_one_machine(nodes, t
 
 
 def test_a_worker_that_dies_once_changes_nothing(nodes, tmp_path):
-    found = reduced(tmp_path, at="s13", trouble="killed", once=True)
+    found = reduced(tmp_path, at="s13", once=True)
     assert [*found] == [row["sequence_id"] for row in sequences()]
 
 
-@pytest.mark.parametrize(
-    ("trouble", "once", "kind", "says", "hint"),
-    [
-        ("killed", False, ClusterError, "lost a task 2 times", "too little memory"),
-        ("refused", True, DumpError, "a bad row", "mend it"),  # it is not tried again
-        ("", False, ZeroDivisionError, "a bug", ""),
-    ],
-)
-def test_trouble_of_a_task_is_an_error_of_its_kind(
-    nodes, tmp_path, monkeypatch, trouble, once, kind, says, hint
-):
+TROUBLE = [  # what a task raises (or it is killed), whether once only, and the error
+    (None, False, ClusterError, "lost a task 2 times", "too little memory"),
+    (DumpError("a bad row", "mend it"), True, DumpError, "a bad row", "mend it"),  # it is not tried again
+    (ZeroDivisionError("a bug"), False, ZeroDivisionError, "a bug", ""),
+]
+
+
+@pytest.mark.parametrize(("error", "once", "kind", "says", "hint"), TROUBLE)
+def test_trouble_of_a_task_is_its_error(nodes, tmp_path, monkeypatch, error, once, kind, says, hint):
     monkeypatch.setattr(tasks, "RETRIES", 1)  # Ray waits longer before each
     with pytest.raises(kind, match=says) as caught:
-        reduced(tmp_path, at="s13", trouble=trouble, once=once)
+        reduced(tmp_path, at="s13", error=error, once=once)
     assert hint in getattr(caught.value, "hint", "")
 
 
@@ -135,15 +133,15 @@ def test_a_head_that_is_killed_is_an_error_within_seconds_and_not_a_failed_gate(
     assert (empty, hint) == ("", "hint: see why its head ended, and start it again")
 
 
-@pytest.mark.parametrize(
-    ("how", "says", "hint"),
-    [
-        ({"engine": "ray"}, "Ray is not installed", install("ray")),
-        ({"engine": "ray", "device": "cuda:1"}, "cuda:1", "say cpu, or cuda"),
-        ({"engine": "ray", "threads": 2}, "--threads 2", "offer Ray more or fewer CPUs"),
-        ({"engine": "spark"}, "spark", "give local or ray"),
-    ],
-)
+WRONG = [
+    ({"engine": "ray"}, "Ray is not installed", install("ray")),
+    ({"engine": "ray", "device": "cuda:1"}, "cuda:1", "say cpu, or cuda"),
+    ({"engine": "ray", "threads": 2}, "--threads 2", "offer Ray more or fewer CPUs"),
+    ({"engine": "spark"}, "spark", "give local or ray"),
+]
+
+
+@pytest.mark.parametrize(("how", "says", "hint"), WRONG)
 def test_a_wrong_engine_is_a_usage_error(monkeypatch, how, says, hint):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=says) as caught:

@@ -112,7 +112,7 @@ WITHOUT = {ROLLOUT: None, OLD: None, "prompt": ["p"] * 4}
 NOT_UTF8 = pa.array([b"a", b"b", b"a", b"\xff\xfe"])
 NO_TYPE = {ROLLOUT: (["-1"],), OLD: ([1], [[-1.0]], "[-1.0]"), MASK: (["1"], 1), "token_ids": ([1.0],)}
 NO_TYPE |= {"rewards": ([1.0],), "advantages": ("1",), "weight_versions": (1,), "step": ("one",)}
-NO_TYPE |= {"policy_lag": (True,), "finish_reason": (1,), "prompt_ids": ([1.5],), "group_id": ({"a": 1},)}
+NO_TYPE |= {"policy_lag": (True,), "finish_reason": (1,), "prompt_ids": ([1.5], 1), "group_id": ({"a": 1},)}
 DIFFER = [  # column, and what two files have of it
     ("token_ids", {"token_ids": [[1]] * 4}, {}),
     ("current_log_probs", {"log_prob": GOOD}, {"current_log_probs": GOOD}),

@@ -10,9 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from offpol_diag.cli import app
 from offpol_diag.core.gap import DRIFTS, Tokens
 from offpol_diag.core.kept_rows import Sample
 from offpol_diag.core.state import groups_of
@@ -21,7 +19,7 @@ from offpol_diag.dump.convert import open_dump
 from offpol_diag.dump.read import open_dump as open_parquet
 from tests import factory
 from tests.factory import DumpFile, converted
-from tests.forms import MADE, saved, slime, slime_rollout
+from tests.test_forms import MADE, saved, slime, slime_rollout
 
 LENGTHS = (4, 1, 3)
 LOGS = [[-0.5] * n for n in LENGTHS]
@@ -125,24 +123,6 @@ def test_prompts_reach_the_diagnosis_with_lengths_of_their_own(tmp_path: Path) -
     rows = {one: i for i, one in enumerate(found.scalars["sequence_id"])}
     digests = [found.scalars["prompt_ids"][rows[i]] for i in range(3)]
     assert (digests[2], len({*digests})) == (None, 3)
-
-
-ODD: dict[str, tuple[Any, str]] = {
-    "null in a prompt": ([[1, None], [2], [3]], "token 1 is null, and a prompt is token ids"),
-    "floats": ([[1.5], [2.0], [3.0]], "a list of integers per row is needed"),
-    "one number": ([1, 2, 3], "a list of integers per row is needed"),
-}
-
-
-@pytest.mark.parametrize(("given", "says"), ODD.values(), ids=ODD)
-def test_prompts_that_are_none_are_bad_input(tmp_path: Path, given: Any, says: str) -> None:
-    path = write(tmp_path / "a.parquet", prompt_ids=given)
-    ran = CliRunner().invoke(app, ["doctor", str(path)])
-    assert ran.exit_code == 2
-    said = " ".join(ran.output.split())
-    assert "column 'prompt_ids'" in said
-    assert says in said
-    assert "hint: " in said
 
 
 def test_a_column_of_prompts_that_not_all_files_have_is_left_out(tmp_path: Path) -> None:
