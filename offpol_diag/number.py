@@ -84,19 +84,16 @@ class Number:
             raise ValueError(f"a number is a list of {', '.join(PARTS)}")
         whole: list[Any] = [*parts, *[None] * (len(PARTS) - len(parts))]
         value, low, high, unit, note, log10, clamped = whole
-        if not all(isinstance(text, str | None) for text in (unit, note)):
-            raise ValueError("unit and note of a number are texts")
-        for x in (value, low, high, log10, clamped):
-            if x is not None and not (type(x) in (int, float) and abs(x) <= LARGEST):
-                raise ValueError(f"{x!r} is no finite number")
-        if (low is None) != (high is None):
-            raise ValueError("an interval has two ends")
-        unknown = None
+        floats = [x for x in (value, low, high, log10, clamped) if x is not None]
+        if not all(type(x) in (int, float) and abs(x) <= LARGEST for x in floats):
+            raise ValueError(f"{parts} holds what is no finite number")
+        if not all(isinstance(text, str | None) for text in (unit, note)) or (low is None) != (high is None):
+            raise ValueError("unit and note of a number are texts, and an interval has two ends")
+        unknown, interval = None, None if low is None else (low, high)
         if value is None and log10 is None:
             unknown, note = note, None
         elif value is None and note and note.startswith(OVERFLOWS):
             unknown, note = OVERFLOWS, note.removeprefix(OVERFLOWS).removeprefix("; ") or None
-        interval = None if low is None else (low, high)
         return cls(value, interval, unit or "", unknown=unknown, note=note, log10=log10, clamped=clamped)
 
     @classmethod

@@ -18,8 +18,8 @@ _DIGITS, _EXACT, _WHOLE, _MOST_DIGITS = 2, 4, 4, 6
 most significant digits of a value and of the ends of its interval."""
 _ROUNDING, _MOST = 1e-13, 1e300
 """Relative width of an interval that is rounding; bound that keeps percentages within float64."""
-_NEAR_1, _PLACES_NEAR_1 = 0.05, 4
-"""Distance from 1 below which it is written, and the most decimals for that (of shares: two fewer)."""
+_NEAR_1, _MOST_PLACES = 0.05, {1.0: 4, 100.0: 2}
+"""Distance from 1 below which it is written; what 1 is on a scale → the most decimals for that."""
 _MINUS = re.compile(r"(?<![^\s\[(→±≤≥<>~·])-(?=\.?\d)")
 """A hyphen that is the sign of a number."""
 
@@ -147,14 +147,10 @@ def _power(value: float) -> int:
 
 def _alone(value: float, one: float) -> int:
     """Return the decimals of a value without interval; `one` is 1 on its scale."""
-    away = abs(value - one) / one
+    away, own = abs(value - one) / one, _DIGITS - 1 - _power(value)
     if 0 < away < _NEAR_1:
-        return min(max(-_power(away * one), _DIGITS - 1 - _power(value)), _most(one))
-    return max(_DIGITS - 1 - _power(value), min(0, _WHOLE - 1 - _power(value)))
-
-
-def _most(one: float) -> int:
-    return _PLACES_NEAR_1 if one == 1 else _PLACES_NEAR_1 - 2
+        return min(max(-_power(away * one), own), _MOST_PLACES[one])
+    return max(own, min(0, _WHOLE - 1 - _power(value)))
 
 
 def _places(value: float, half: float, crosses_0: bool, one: float) -> int:
@@ -163,7 +159,7 @@ def _places(value: float, half: float, crosses_0: bool, one: float) -> int:
     own = _DIGITS - 1 - _power(value) if value else least
     places = min(max(own, least), least + 1) if crosses_0 else max(own, least)
     places = min(places, own + _MOST_DIGITS - _DIGITS)
-    return max(min(places, _most(one)), own) if abs(value) >= one / 2 else places
+    return max(min(places, _MOST_PLACES[one]), own) if abs(value) >= one / 2 else places
 
 
 def _plain(value: float, places: int, sign: str) -> str:
@@ -171,20 +167,13 @@ def _plain(value: float, places: int, sign: str) -> str:
     low, high = _PLAIN_PERCENT if sign else _PLAIN
     if abs(value) < 1 and not round(value, places):
         value = 0.0
-    if sign and value != 100 and round(value, places) == 100:
-        return _beside_100(value, places) + sign
+    if sign and value != 100 and round(value, places) == 100:  # more decimals tell it apart, or a bound does
+        most = _MOST_PLACES[100.0]
+        more = next((n for n in range(max(places + 1, 0), most + 1) if round(value, n) != 100), None)
+        beside = f">{100 - 10**-most:.{most}f}" if value < 100 else f"<{100 + 10**-most:.{most}f}"
+        return (beside if more is None else f"{value:.{more}f}") + sign
     if value == 0 or low <= abs(value) < high:
         exact = value == 0 or (sign and value == 100)
         return f"{round(value, places) + 0.0:,.{0 if exact else max(places, 0)}f}{sign}"
     mantissa, power = f"{value:.{min(max(places + _power(value), 0), 16)}e}".split("e")
     return f"{mantissa}e{int(power)}{sign}"
-
-
-def _beside_100(value: float, places: int) -> str:
-    """Format a percentage that rounds to 100 with enough decimals to tell it apart, or by a bound."""
-    most = _most(100.0)
-    for more in range(max(places + 1, 0), most + 1):
-        if round(value, more) != 100:
-            return f"{value:.{more}f}"
-    step = 10**-most
-    return f">{100 - step:.{most}f}" if value < 100 else f"<{100 + step:.{most}f}"
