@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
@@ -49,13 +49,6 @@ class Model(BaseModel):
 # ---------------------------------------------------------------- what was read, and how
 
 
-class Skipped(Model):
-    """Bad rows that were skipped (--on-bad-row skip)."""
-
-    count: Whole = 0
-    examples: list[str] = []
-
-
 class DumpFacts(Model):
     """The dump: its files, size and columns, and notes on the data."""
 
@@ -74,7 +67,8 @@ class DumpFacts(Model):
     ignored: list[str] | None = Field(None, description="columns that nobody reads; null: it is not known")
     prompts: str = Field("", description="column of prompt ids, which `rescore` needs; empty: none")
     provenance: dict[str, object] = {}
-    skipped: Skipped = Skipped()
+    skipped: Whole = Field(0, description="bad rows that were left out (--on-bad-row skip)")
+    skipped_examples: list[str] = Field([], description="what was bad about the first of them")
     above_0: dict[str, Whole] = Field({}, description="column → log-probs above 0, if there are any")
     notes: list[str] = Field([], description="loud warnings about the data")
 
@@ -156,28 +150,6 @@ class WorstSequence(NamedTuple):
     train_log_probs: list[float] = []
 
 
-class WorstToken(NamedTuple):
-    """A token with a large mismatch, with the log-ratios of up to 3 unmasked tokens before and after it."""
-
-    sequence_id: str
-    step: Whole | None
-    position: Whole
-    length: Whole
-    token_id: Whole | None
-    rollout_log_prob: float
-    train_log_prob: float
-    log_ratio: float
-    before: list[float]
-    after: list[float]
-
-
-class Worst(Model):
-    """The worst sequences (by mean k3) and tokens (by |log-ratio|)."""
-
-    sequences: list[WorstSequence] = []
-    tokens: list[WorstToken] = []
-
-
 # ---------------------------------------------------------------- numbers of which charts are drawn
 
 
@@ -205,13 +177,6 @@ class BySteps(Model):
     series: dict[str, list[Number]] = Field(
         description="names of the main pair, drift2.k3, METHOD.tokens_rejected → a number for each group, [G]"
     )
-
-
-class Density(Model):
-    """Tokens by their probability under both policies, on bins of about equal width in the logit."""
-
-    edges: list[float] = Field(description="probabilities that bound the bins, rising from 0 to 1, [N+1]")
-    counts: list[list[Whole]] = Field(description="tokens, [N][N]: by rollout bin, then by trainer bin")
 
 
 class Corner(NamedTuple):
@@ -268,7 +233,11 @@ class Charts(Model):
     )
     less: Corner | None = Field(None, description="r below ½: less likely under the trainer")
     more: Corner | None = Field(None, description="r of at least 2: more likely under the trainer")
-    density: Density | None = None
+    density: tuple[list[float], list[list[Whole]]] | None = Field(
+        None,
+        description="tokens by their probability under both policies: the N + 1 probabilities that bound the "
+        "bins, about equally wide in the logit; tokens, [N][N], by rollout bin, then by trainer bin",
+    )
     lost: Corner | None = Field(None, description="π_rollout above 0.9, π_train below 0.5")
     noise: list[tuple[float, float, float | None, float | None, float | None, Whole, float | None]] = Field(
         [],
@@ -406,15 +375,6 @@ class Against(Model):
 # ---------------------------------------------------------------- the diagnosis
 
 
-class Example(Model):
-    """One token that shows a cause."""
-
-    sequence_id: str
-    position: Whole = Field(description="in the response, from 0, masked tokens counted")
-    rollout_log_prob: float
-    train_log_prob: float
-
-
 class After(Model):
     """The mismatch after a cause has been repaired."""
 
@@ -437,7 +397,9 @@ class Cause(Model):
     where: str = Field("", description="the group affected, e.g. 'engine = 3'; empty: all")
     tokens: Whole | None = Field(None, description="affected tokens of the sample")
     sequences: Whole | None = Field(None, description="affected sequences of the sample")
-    examples: list[Example] = []
+    examples: list[tuple[str, Whole, float, float]] = Field(
+        [], description="tokens: sequence, position in the response from 0, log π_rollout, log π_train"
+    )
     confirm: str = ""
     fix: str = ""
     after: After | None = None
@@ -604,7 +566,7 @@ class Result(Model):
     subjects: dict[str, Numbers] = Field({}, alias="numbers", description="subject → name → number")
     axes: dict[str, Axis] = {}
     presets: dict[str, PresetFacts] = {}
-    worst: Worst = Worst()
+    worst: list[WorstSequence] = Field([], description="by mean K3, the largest first")
     lengths: Lengths | None = None
     diagnosis: Diagnosis | None = None
     recommendation: Recommendation | None = None
@@ -657,35 +619,23 @@ class Result(Model):
         found = self.whole if preset is None else self.preset(preset)
         return _require(name, found, "number")
 
-    def _each(self) -> Iterator[tuple[str | None, str, Number]]:
-        yield from ((None, name, one) for name, one in self.whole.items())
-        for preset in self.presets:
-            yield from ((preset, name, one) for name, one in self.preset(preset).items())
-
     def numbers(self) -> pl.DataFrame:
         """Return a row for every number: its name, preset (null for the dump's), value, interval and unit."""
         import polars as pl
 
-        rows = [
-            (
-                f"{of}.{name}" if of else name,
-                of,
-                name,
-                one.value,
-                *(one.interval or (None, None)),
-                one.unit,
-                one.unknown,
-            )
-            for of, name, one in self._each()
-        ]
-        names = ("name", "preset", "metric", "value", "low", "high", "unit", "unknown")
-        schema = {name: pl.Float64 if name in ("value", "low", "high") else pl.String for name in names}
+        rows = []
+        for preset in (None, *self.presets):
+            for name, one in (self.preset(preset) if preset else self.whole).items():
+                whole, ends = f"{preset}.{name}" if preset else name, one.interval or (None, None)
+                rows.append((whole, preset, name, one.value, *ends, one.unit, one.unknown))
+        columns = ("name", "preset", "metric", "value", "low", "high", "unit", "unknown")
+        schema = {name: pl.Float64 if name in ("value", "low", "high") else pl.String for name in columns}
         return pl.DataFrame(rows, schema=schema, orient="row")
 
     def values(self) -> dict[str, float]:
         """Return every known number by name as trackers take it: `k3`, `token_is.ess_tokens`."""
-        each = ((f"{of}.{name}" if of else name, one.value) for of, name, one in self._each())
-        return {name: value for name, value in each if value is not None}
+        pairs = self.numbers().select("name", "value").iter_rows()
+        return {name: value for name, value in pairs if value is not None}
 
     @property
     def is_bug(self) -> bool:

@@ -35,9 +35,7 @@ from offpol_diag.result import (
     Result,
     Run,
     Subset,
-    Worst,
     WorstSequence,
-    WorstToken,
     place_of,
 )
 
@@ -265,16 +263,13 @@ def by() -> dict[str, Location]:
     return {axis: Location(*row) for axis, *row in rows}
 
 
-def worst() -> Worst:
-    sequences, tokens = [], []
-    for i in range(8):
-        own: dict[str, Any] = {"sequence_id": f"prompt-{17 * i}/sample-{i}", "step": i}
-        sums = {"log_ratio_sum": -9.1 + i, "k3_mean": 0.031 / (i + 1), "max_abs_log_ratio": 7.2 - 0.3 * i}
-        sequences.append(WorstSequence(**own, length=4096 - 31 * i, **sums))
-        own |= {"position": 812 + i, "length": 4096, "token_id": 1337 + i if i else None}
-        logs = {"rollout_log_prob": -0.113 - i, "train_log_prob": -7.4, "log_ratio": -7.287 + i}
-        tokens.append(WorstToken(**own, **logs, before=[0.012, -0.003, 0.0], after=[-0.4, 0.02]))
-    return Worst(sequences=sequences, tokens=tokens)
+def worst() -> list[WorstSequence]:
+    return [
+        WorstSequence(
+            f"prompt-{17 * i}/sample-{i}", i, 4096 - 31 * i, -9.1 + i, 0.031 / (i + 1), 7.2 - 0.3 * i
+        )
+        for i in range(8)
+    ]
 
 
 def recommendation() -> Recommendation:

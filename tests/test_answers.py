@@ -27,7 +27,7 @@ from offpol_diag.report.parts import parts
 from offpol_diag.report.tokens import shade
 from offpol_diag.report.words import checks
 from offpol_diag.report.words import columns as in_short
-from offpol_diag.result import Skipped, Worst, loads
+from offpol_diag.result import loads
 from offpol_diag.table import Table
 from tests.factory import (
     OLD,
@@ -184,7 +184,7 @@ def test_every_command_has_its_verdict_which_is_the_heading_of_the_page(results,
 
 
 def test_a_summary_with_the_bare_minimum_still_makes_a_report():
-    bare = {"metrics": {}, "presets": {}, "by": {}, "worst": Worst(), "gates": []}
+    bare = {"metrics": {}, "presets": {}, "by": {}, "worst": [], "gates": []}
     summary = make_summary(**bare, diagnosis=None, recommendation=None)
     for draw in (html, markdown, terminal):
         assert "no pair of policies" in draw(summary)
@@ -466,7 +466,7 @@ def test_markdown_stays_within_what_github_accepts_and_says_what_it_left_out():
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_answer_says_what_limits_its_numbers(results, name):
-    facts = dump_facts(notes=["a note on the data"], skipped=Skipped(count=2))
+    facts = dump_facts(notes=["a note on the data"], skipped=2)
     said = " ".join(answered(results[name].model_copy(update={"dump": facts})).cautions)
     assert "a note on the data" in said
     assert "2 rows were skipped as bad" in said

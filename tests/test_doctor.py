@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from offpol_diag.cli import app
 from offpol_diag.report import answered
-from offpol_diag.result import After, Cause, Diagnosis, Example, Skipped, load
+from offpol_diag.result import After, Cause, Diagnosis, load
 
 SHIFTED = Cause(
     id="off_by_one",
@@ -20,7 +20,7 @@ SHIFTED = Cause(
     where="engine = 3",
     tokens=1200,
     sequences=60,
-    examples=[Example(sequence_id="p-1/s-<2>", position=7, rollout_log_prob=-0.5, train_log_prob=-4.25)],
+    examples=[("p-1/s-<2>", 7, -0.5, -4.25)],
     confirm="shift one column and look whether K3 falls",
     fix="slice rollout_log_probs[:, 1:]",
     after=After(what="with the shift undone", k3=4e-4, mean_ratio=1.001, ess_tokens=0.99, tokens=1140),
@@ -93,7 +93,7 @@ SOME = ({"diagnosis": HONEST}, {"diagnosis": None}, {"comparison": make_comparis
 @pytest.mark.parametrize("changes", SOME)
 @pytest.mark.parametrize("gated", [False, True])
 def test_skipped_rows_are_told_before_the_verdict(changes, gated):
-    skipped = dump_facts(skipped=Skipped(count=10, examples=["a.parquet, row 7: NaN"]))
+    skipped = dump_facts(skipped=10, skipped_examples=["a.parquet, row 7: NaN"])
     summary = make_summary(dump=skipped, **changes, **({} if gated else {"gates": []}))
     first = answered(summary).cautions[0]
     assert first.startswith("10 rows were skipped")

@@ -109,7 +109,7 @@ def test_the_other_charts_hold_the_numbers_of_the_result():
         assert one.value - end["arrayminus"][0] == pytest.approx(one.interval[0], rel=1e-12)
         assert one.value + end["array"][0] == pytest.approx(one.interval[1], rel=1e-12)
     assert traces["histogram"][0]["y"] == [many for *_, many, _ in charts.log_ratios]
-    (_, _, median, p90, p99, *_), counts = zip(*charts.noise, strict=True), charts.density.counts
+    (_, _, median, p90, p99, *_), counts = zip(*charts.noise, strict=True), charts.density[1]
     assert [tuple(one["y"]) for one in traces["noise"][:3]] == [p99, p90, median]
     cells = [0 if z is None else round(10**z) for row in traces["density"][0]["z"] for z in row]
     assert cells == [row[i] for i in range(len(counts)) for row in counts]

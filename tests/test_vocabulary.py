@@ -65,7 +65,7 @@ def test_without_texts_the_worst_responses_are_a_table(summary):
     assert strips(summary) is None
     drawn = page(summary)
     assert 'class="strip"' not in drawn
-    assert all(one.sequence_id in drawn for one in summary.worst.sequences)
+    assert all(one.sequence_id in drawn for one in summary.worst)
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", json.dumps({"model": {"type": "no such"}}), "\x00\x1b[2J"])

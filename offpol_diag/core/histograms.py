@@ -17,7 +17,6 @@ from offpol_diag.core.gap import Terms
 from offpol_diag.core.places import LAG
 from offpol_diag.core.state import Array, State
 from offpol_diag.number import finite
-from offpol_diag.result import Density
 
 # ---------------------------------------------------------------- the lattice
 
@@ -212,10 +211,10 @@ def log_ratios(
     return [(*one, *many) for one, *many in zip(bins, between(counts), between(synced), strict=True)]
 
 
-def density(counts: Array) -> Density:
+def density(counts: Array) -> tuple[list[float], list[list[int]]]:
     """Read how many tokens have which probability under both policies."""
     both = counts.astype(np.int64).reshape(BINS, BINS).tolist()
-    return Density(edges=[0.0, *map(math.exp, DENSITY_LOGS), 1.0], counts=both)
+    return [0.0, *map(math.exp, DENSITY_LOGS), 1.0], both
 
 
 def noise(counts: Array) -> list[tuple[Any, ...]]:

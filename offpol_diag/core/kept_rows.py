@@ -22,9 +22,9 @@ from offpol_diag.dump.batch import Batch, mix
 from offpol_diag.dump.schema import PROMPT_IDS
 from offpol_diag.number import LARGEST
 from offpol_diag.presets import Preset
-from offpol_diag.result import Drops, LostSequence, Subset, Worst, WorstSequence, WorstToken
+from offpol_diag.result import Drops, LostSequence, Subset, WorstSequence
 
-M = TypeVar("M", WorstSequence, WorstToken, LostSequence)
+M = TypeVar("M", WorstSequence, LostSequence)
 Row = dict[str, Any]
 
 
@@ -63,29 +63,19 @@ class Records:
         return [kind(**{name: plain(x) for name, x in row.items()}) for *_, row in self.rows]
 
 
-# ---------------------------------------------------------------- worst sequences and tokens
+# ---------------------------------------------------------------- worst sequences
 
-SEQUENCES, TOKENS, CONTEXT, STRIP = 10, 20, 3, 256
-"""Worst sequences and tokens, tokens around one of these, and most tokens of a sequence that are kept."""
+SEQUENCES, STRIP = 10, 256
+"""Worst sequences, and most tokens of one that are kept."""
 TIES = 1000
 """Most rows of equal score, beyond those kept, among which the order of `Records` decides."""
 
 
 def observe(terms: Terms, groups: Array) -> State:
     """Keep rows of a batch on the host, given the hash of each sequence's group, [S]."""
-    runs, k3 = terms.tokens.sequences, np.nan_to_num(terms.tokens.sequences.mean(terms.k3))
-    most = runs.max(terms.abs_log_ratio)
+    k3 = np.nan_to_num(terms.tokens.sequences.mean(terms.k3))
     sequences = [(float(k3[at]), _sequence(terms, at, k3)) for at in _largest(k3, SEQUENCES).tolist()]
-    worst = np.partition(most, -TOKENS)[-TOKENS] if len(most) > TOKENS else 0.0
-    at = np.flatnonzero(runs.spread((most >= worst) & (most > 0)))
-    tokens = [_token(terms, i) for i in at[_largest(terms.abs_log_ratio[at], TOKENS)].tolist()]
-    return State(
-        records={
-            "worst": Records.of(SEQUENCES, sequences),
-            "tokens": Records.of(TOKENS, [(abs(row["log_ratio"]), row) for row in tokens]),
-            "sample": Sample.of(terms, groups),
-        }
-    )
+    return State(records={"worst": Records.of(SEQUENCES, sequences), "sample": Sample.of(terms, groups)})
 
 
 def _largest(scores: Array, many: int) -> Array:
@@ -129,28 +119,9 @@ def _sequence(terms: Terms, at: int, k3_mean: Array) -> Row:
     }
 
 
-def _token(terms: Terms, at: int) -> Row:
-    """Describe a token, with the log-ratios around it."""
-    batch = terms.tokens.batch
-    row = int(np.searchsorted(batch.cu_seqlens, at, side="right")) - 1
-    first, last = batch.cu_seqlens[row : row + 2].tolist()
-    begin, end = max(at - CONTEXT, first), min(at + CONTEXT + 1, last)
-    around = np.nan_to_num(terms.log_ratio[begin:end]).tolist()
-    return _named(batch, row) | {
-        "position": int(batch.position[at]),
-        "token_id": None if batch.token_ids is None else int(batch.token_ids[at]),
-        "rollout_log_prob": float(terms.log_rollout[at]),
-        "train_log_prob": float(terms.log_train[at]),
-        "log_ratio": around[at - begin],
-        "before": around[: at - begin],
-        "after": around[at - begin + 1 :],
-    }
-
-
-def worst(state: State) -> Worst:
-    """Read the worst sequences and tokens."""
-    records = state.records
-    return Worst(sequences=records["worst"].read(WorstSequence), tokens=records["tokens"].read(WorstToken))
+def worst(state: State) -> list[WorstSequence]:
+    """Read the worst sequences."""
+    return state.records["worst"].read(WorstSequence)
 
 
 # ---------------------------------------------------------------- the sample of the diagnosis

@@ -23,7 +23,7 @@ from offpol_diag.dump.read import Dump
 from offpol_diag.number import Number, Numbers
 from offpol_diag.presets import Preset
 from offpol_diag.presets.words import method as in_words
-from offpol_diag.result import DumpFacts, PresetFacts, Result, Run, Skipped
+from offpol_diag.result import DumpFacts, PresetFacts, Result, Run
 
 
 @np.errstate(all="ignore")
@@ -72,7 +72,8 @@ def facts(dump: Dump, state: State, made: Sequence[str] = ()) -> DumpFacts:
         ignored=list(info.ignored),
         prompts=info.prompts,
         provenance=dict(info.provenance),
-        skipped=Skipped(count=seen.skipped, examples=seen.examples),
+        skipped=seen.skipped,
+        skipped_examples=seen.examples,
         above_0=dict(seen.above),
         notes=[*dump.notes, *made],
     )

@@ -22,7 +22,7 @@ from offpol_diag.diagnosis.rows import Rows, percent
 from offpol_diag.diagnosis.seen import OUTLYING, Seen, holding
 from offpol_diag.number import Number
 from offpol_diag.numerals import doubted, rounded, say
-from offpol_diag.result import After, CandidateCause, Cause, Diagnosis, Example, Result
+from offpol_diag.result import After, CandidateCause, Cause, Diagnosis, Result
 
 TOKENS = 64
 """Fewest tokens for a diagnosis."""
@@ -283,9 +283,8 @@ def _cause(one: Found) -> Cause:
     examples = []
     for i in np.flatnonzero(one.sequences)[:MOST] if cause.kind != "honest" else ():
         at = int(np.where(one.tokens & (rows.owner == i), np.abs(rows.delta), -1).argmax())
-        logged = {"rollout_log_prob": float(rows.q[at]), "train_log_prob": float(rows.p[at])}
         name, position = str(rows.column("sequence_id")[i]), int(rows.position[at])
-        examples.append(Example(sequence_id=name, position=position, **logged))
+        examples.append((name, position, float(rows.q[at]), float(rows.p[at])))
     return Cause(
         id=cause.id,
         kind=cause.verdict,

@@ -85,10 +85,9 @@ def analysis(dump: DumpFacts) -> tuple[tuple[str, str], ...]:
 
 def cautions(dump: DumpFacts) -> tuple[str, ...]:
     """Return what limits every number: skipped rows, and warnings about the data."""
-    skipped = dump.skipped
-    rows = "1 row was" if skipped.count == 1 else f"{count(skipped.count)} rows were"
-    first = f" The first: {skipped.examples[0]}." if skipped.examples else ""
-    left_out = (f"{rows} skipped as bad; no number here covers them.{first}",) if skipped.count else ()
+    rows = "1 row was" if dump.skipped == 1 else f"{count(dump.skipped)} rows were"
+    first = f" The first: {dump.skipped_examples[0]}." if dump.skipped_examples else ""
+    left_out = (f"{rows} skipped as bad; no number here covers them.{first}",) if dump.skipped else ()
     return (*left_out, *dump.notes)
 
 

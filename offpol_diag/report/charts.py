@@ -193,7 +193,7 @@ def density(result: Result) -> Chart | None:
     found, lost = result.charts.density, result.charts.lost
     if found is None:
         return None
-    edges, tokens = [logit(p) for p in found.edges], [*zip(*found.counts, strict=True)]
+    edges, tokens = [logit(p) for p in found[0]], [*zip(*found[1], strict=True)]
     heat = {"type": "heatmap", "x": edges, "y": edges, "hovertemplate": "%{text}<extra></extra>"}
     heat["z"] = [[math.log10(n) if n else None for n in row] for row in tokens]
     heat["text"] = [[counted(n, "token") for n in row] for row in tokens]

@@ -121,7 +121,7 @@ def _held(facts: DumpFacts) -> str:
 
 def _facts(facts: DumpFacts) -> Iterator[tuple[str, Cell]]:
     """Yield counts, columns, provenance and files of a dump."""
-    yield "rows skipped as bad", facts.skipped.count
+    yield "rows skipped as bad", facts.skipped
     yield "masked tokens, left out", facts.masked_tokens
     yield "mean length, unmasked tokens", Number(facts.mean_length)
     yield "longest sequence", facts.max_length

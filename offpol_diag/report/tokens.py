@@ -1,4 +1,4 @@
-"""The worst responses token by token, and the worst tokens."""
+"""The worst responses, token by token."""
 
 from __future__ import annotations
 
@@ -12,24 +12,12 @@ from offpol_diag.errors import UsageError, install
 from offpol_diag.number import Number
 from offpol_diag.numerals import counted, rounded
 from offpol_diag.printable import printable
-from offpol_diag.result import Result, WorstSequence, WorstToken
+from offpol_diag.result import Result, WorstSequence
 from offpol_diag.table import Cell, Table
 
 STEPS = (1.1, 2.0, 10.0, 1000.0)
 """Factors between the policies at which the colour of a token changes."""
 SEQUENCES = ("sequence", "step", "length", "K3, mean", "ΣΔ, nats", "max |Δ|, nats")
-TOKENS = (
-    "sequence",
-    "step",
-    "position",
-    "length",
-    "token id",
-    "rollout",
-    "train",
-    "Δ",
-    "Δ of 3 before",
-    "Δ of 3 after",
-)
 NOTE = "Positions count from 0. Log-probs in nats; Δ = log π_train − log π_rollout."
 
 
@@ -62,17 +50,14 @@ class Strips:
 def strips(summary: Result) -> Strips | None:
     """Return the worst responses as strips; None where the texts of their tokens are not known."""
     texts = summary.charts.token_texts
-    worst = tuple(_response(one, texts) for one in summary.worst.sequences if one.token_ids)
+    worst = tuple(_response(one, texts) for one in summary.worst if one.token_ids)
     return Strips(worst) if worst and texts else None
 
 
 def tables(summary: Result) -> Iterator[Table]:
-    """Yield the worst sequences and the worst tokens."""
-    texts, worst = summary.charts.token_texts, summary.worst
-    caption = f"{counted(len(worst.sequences), 'sequence')} with the largest mean K3"
-    yield _told(Table("worst-sequences", caption, SEQUENCES, [*map(_sequence, worst.sequences)]))
-    caption = f"{counted(len(worst.tokens), 'token')} with the largest |Δ|, in context"
-    yield _told(Table("worst-tokens", caption, TOKENS, [_token(one, texts) for one in worst.tokens]))
+    """Yield the worst sequences."""
+    caption = f"{counted(len(summary.worst), 'sequence')} with the largest mean K3"
+    yield _told(Table("worst-sequences", caption, SEQUENCES, [*map(_sequence, summary.worst)]))
 
 
 def _told(table: Table) -> Table:
@@ -84,9 +69,9 @@ def _told(table: Table) -> Table:
 
 def title(summary: Result) -> str:
     """Return a finding on the worst responses: their step and reward."""
-    worst = summary.worst.sequences
+    worst = summary.worst
     if not worst:
-        return "Worst sequences and tokens"
+        return "Worst sequences"
     many = f"The {counted(len(worst), 'worst response')}"
     steps = [one.step for one in worst if one.step is not None]
     usual = max(set(steps), key=steps.count) if steps else None
@@ -131,20 +116,6 @@ def _sequence(one: WorstSequence) -> tuple[Cell, ...]:
     return (one.sequence_id, one.step, one.length, *(Number(value=value) for value in numbers))
 
 
-def _token(one: WorstToken, texts: Mapping[str, str]) -> tuple[Cell, ...]:
-    token = None if one.token_id is None else token_name(one.token_id, texts)
-    numbers = (one.rollout_log_prob, one.train_log_prob, one.log_ratio)
-    around = (", ".join(f"{round(value, 2) + 0.0:.3g}" for value in some) for some in (one.before, one.after))
-    place = (one.sequence_id, one.step, one.position, one.length, token)
-    return (*place, *(Number(value=value) for value in numbers), *(some or "none" for some in around))
-
-
-def token_name(token_id: int, texts: Mapping[str, str]) -> str:
-    """Return a token's id, and its text if it is known."""
-    text = texts.get(str(token_id), "")
-    return f"{token_id} {text}" if text else str(token_id)
-
-
 # ---------------------------------------------------------------- texts of ids, from a tokenizer.json
 
 MOST = 256 << 20
@@ -173,9 +144,7 @@ def with_texts(summary: Result, path: Path | None) -> Result:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         what = f"--tokenizer: cannot read {printable(str(path))}: {printable(str(reason))}"
         raise UsageError(what, "give the tokenizer.json beside the model's weights") from None
-    worst = summary.worst
-    ids = {one for row in worst.sequences for one in row.token_ids}
-    ids |= {token.token_id for token in worst.tokens if token.token_id is not None}
+    ids = {one for row in summary.worst for one in row.token_ids}
     texts = {}
     for one in sorted(one for one in ids if 0 <= one < 1 << 32):
         text = tokenizer.decode([one], skip_special_tokens=False)

@@ -204,9 +204,8 @@ def _details(cause: Cause, given: Diagnosis, result: Result) -> dict[str, str]:
             logged = say(replace(result.main(key), interval=None, note=None))
             then.append(f"{name} {logged} → {'≈ ' * after.approximate}{say_value(getattr(after, key), unit)}")
     examples = (
-        f"sequence {one.sequence_id}, position {one.position}: log π_rollout "
-        f"{say_value(one.rollout_log_prob)}, log π_train {say_value(one.train_log_prob)}"
-        for one in cause.examples
+        f"sequence {name}, position {at}: log π_rollout {say_value(q)}, log π_train {say_value(p)}"
+        for name, at, q, p in cause.examples
     )
     return {
         "Counted" if cause.exact else "Evidence": cause.statistic,
