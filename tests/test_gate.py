@@ -22,7 +22,6 @@ from offpol_diag.metrics import METRICS, WATCHED_GAP, WATCHED_PRESET
 from offpol_diag.number import Number
 from offpol_diag.presets import catalogue
 from offpol_diag.report.gate import answer, junit
-from offpol_diag.report.page import page
 from offpol_diag.result import CandidateCause, Cause, Diagnosis, GateVerdict, Place, loads
 from tests import factory, oracles
 from tests.drawn import markdown
@@ -62,31 +61,26 @@ EVIDENCE = [
     (between(0.2, 0.8), MAX, PASSED),
     (between(1.2, 1.8), MAX, FAILED),
     *((between(0.5, 1.4), kind, OPEN) for kind in (MAX, MIN)),
-    (between(0.5, 1.0), MAX, PASSED),  # an end on the bound
-    (between(1.0, 1.5), MAX, OPEN),  # one point of it keeps to the bound
+    *((between(*ends), MAX, ruling) for ends, ruling in (((0.5, 1.0), PASSED), ((1.0, 1.5), OPEN))),
     (between(math.nextafter(1, 2), 1.5), MAX, FAILED),
     (between(0.5, math.nextafter(1, 0)), MIN, FAILED),
     (between(0.5, 0.9, value=1.1), MAX, PASSED),  # a value outside of its interval
-    (Number(value=1.0), MIN, PASSED),  # no interval: the value
+    *((Number(value=1.0), kind, PASSED) for kind in (MAX, MIN)),  # no interval: the value
     (Number(value=math.nextafter(1, 2)), MAX, FAILED),
-    (Number(log10=400.0), MIN, PASSED),
-    (Number(log10=400.0), MAX, FAILED),
+    *((Number(log10=400.0), kind, ruling) for kind, ruling in ((MIN, PASSED), (MAX, FAILED))),
     *((between(*ends, note=HEAVY), MAX, SILENT) for ends in ((0.2, 0.8), (1.2, 1.8))),
-    (Number(log10=400.0, note=HEAVY), MAX, SILENT),
     (between(0.2, 0.8, note="a few tokens decide it: k̂ = 0.75"), MAX, PASSED),
-    (Number(value=math.nan), MAX, SILENT),
-    (Number(value=0.5, interval=(math.nan, 0.6)), MAX, SILENT),
+    *((Number(x, ends), MAX, SILENT) for x, ends in ((math.nan, None), (0.5, (math.nan, 0.6)))),
     (Number(unknown="missing column old_log_probs"), MAX, SILENT),
 ]
 
 
 @pytest.mark.parametrize(("one", "kind", "evidence"), EVIDENCE)
 def test_the_interval_decides_and_the_plain_value_only_where_it_is_alone(one, kind, evidence):
-    verdict = judge(having("k3", one), "k3", kind)
-
-    assert (verdict.passed, verdict.open) == evidence
-    assert ("no interval" in verdict.reason) is (one.interval is None and verdict.passed is not None)
-    assert verdict.passed is not None or verdict.reason
+    found = judge(having("k3", one), "k3", kind)
+    assert (found.passed, found.open) == evidence
+    assert ("no interval" in found.reason) is (one.interval is None and found.passed is not None)
+    assert found.passed is not None or found.reason
 
 
 @pytest.mark.parametrize("gap", ["", "drift2.", "total."])
@@ -116,7 +110,6 @@ def test_a_failure_beats_could_not_say_and_that_beats_passed():
 @pytest.mark.parametrize(
     ("text", "limit"),
     [
-        ("k3", Limit("k3")),
         ("step:total.k3", Limit("total.k3", step=True)),
         ("step:seq_mis.ess_tokens", Limit("ess_tokens", "seq_mis", True)),
         ("Token-TIS.ess_tokens", Limit("ess_tokens", "token_is")),
@@ -124,7 +117,6 @@ def test_a_failure_beats_could_not_say_and_that_beats_passed():
         ("geo_rs@veto.lower=0.1.k3", Limit("k3", "geo_rs@veto.lower=0.1")),
         ("step:rollout_corr/k3_kl", Limit("k3", step=True)),  # names that trainers log
         ("total.kl", Limit("total.k1")),
-        ("mismatch_kl/all/mean", Limit("total.k3")),
         ("token_is.rollout_corr/rollout_rs_masked_fraction", Limit("tokens_rejected", "token_is")),
         ("token_is.rollout_corr/kl", Limit("rollout_corr/kl", "token_is")),  # of no preset
     ],
@@ -147,9 +139,7 @@ def test_presets_that_are_named_are_computed_and_numbers_by_step_are_asked_for()
     [
         ("k33", "did you mean k3"),
         ("drift2.k33", "drift2.k3"),
-        ("token_is.ess_token", "did you mean token_is.ess_tokens"),
         ("nothing_like_it_at_all_here", 'no number "nothing'),
-        ("step:k33", "did you mean k3"),
         ("step:token_is.k3", "steps are in this result"),
         ("step:drift2.k3", "missing column"),
         ("ppo_is.ess_tokens", "needs current_log_probs"),
@@ -193,25 +183,13 @@ def test_a_bound_over_steps_is_judged_by_the_worst_which_is_named(summary, bound
     assert said in verdict.reason
 
 
-def test_steps_that_are_unreliable_over_the_dump_that_have_no_number_and_that_overflow():
-    doubted, nameless, huge = along(0.01, 0.01), along(0.01, 0.01), along(0.01, 0.01)
+def test_steps_are_unreliable_where_the_dump_is_and_rows_without_a_step_are_none():
+    doubted, nameless = along(0.01, 0.01), along(0.01, 0.01)
     doubted.whole["k3"] = Number(value=0.01, note=HEAVY)
     assert (judge(doubted, "step:k3").passed, "k̂ = 0.75" in judge(doubted, "step:k3").reason) == (None, True)
-
     row = Place(key="∅", tokens=1, sequences=64, numbers={"k3": number(9.0, 0.001)})
     put(nameless, "step", Location("step", [*nameless.at("step"), row]))
     assert judge(nameless, "step:k3", MAX, 0.02).passed is True
-
-    huge.at("step")[1].numbers["k3"] = Number(log10=400.0)  # the largest
-    assert (judge(huge, "step:k3").passed, judge(huge, "step:k3").number.log10) == (False, 400.0)
-
-
-def test_the_steps_of_a_dump_of_two_policies_are_those_of_the_total():
-    summary = along(0.01, 0.09)
-    summary.whole["total.k3"], summary.whole["k3"] = number(0.05, 0.001), UNKNOWN
-    total, first = (judge(summary, f"step:{name}", MAX, 0.02) for name in ("total.k3", "k3"))
-    assert (total.passed, total.where, first.passed) == (False, "step 1", None)
-    assert "missing column" in first.reason
 
 
 @pytest.fixture(scope="module")
@@ -227,24 +205,20 @@ def test_any_sum_is_had_by_step_as_if_the_step_were_the_dump_and_changes_no_othe
     rows = catalogue.load()
     normal = next(one for one in rows.values() if one.weight and one.weight.normalize)
     how = {"presets": (*rows.resolve("token_is,seq_mis"), normal), "threads": 1}
-    names = {"drift2.k3", "f_1_1", "token_is.ess_tokens", "seq_mis.tokens_rejected", "seq_mis.pg_loss"}
-    names |= {f"{normal.name}.weight_mean"}
+    names = {"drift2.k3", "f_1_1", "token_is.ess_tokens", "seq_mis.pg_loss", f"{normal.name}.weight_mean"}
     found = analyze([dump], by_step=(*names, "khat_tokens", "token_is.weight_max", "nobody.k3"), **how)
+    plain, whole = analyze([dump], **how), pq.read_table(dump)
 
-    assert (found.whole, found.presets) == ((plain := analyze([dump], **how)).whole, plain.presets)
+    assert (found.whole, found.presets) == (plain.whole, plain.presets)
     for step in ("0", "1", "2"):
-        own = {
-            f"{one}.{name}": x
-            for one in found.presets
-            for name, x in found.of(f"preset/{one}@step/{step}").items()
-        }
-        asked = own | {name: x for name, x in found.of(f"dump@step/{step}").items() if name in names}
-        whole = pq.read_table(dump)
         pq.write_table(whole.filter(pc.equal(whole["step"], int(step))), tmp_path / "part.parquet")
         alone = analyze([str(tmp_path / "part.parquet")], **how).values()
-        assert {name: x.value for name, x in asked.items()} == pytest.approx(
-            {name: alone[name] for name in names}, rel=1e-9
-        )
+        asked = {name: x for name, x in found.of(f"dump@step/{step}").items() if name in names}
+        for one in found.presets:
+            asked |= {f"{one}.{name}": x for name, x in found.of(f"preset/{one}@step/{step}").items()}
+        assert {*asked} == names
+        for name, one in asked.items():
+            assert one.value == pytest.approx(alone[name], rel=1e-9), name
 
 
 def test_asking_by_step_lists_every_step(dump, monkeypatch):
@@ -321,11 +295,6 @@ def test_a_verdict_says_what_the_value_was_compared_with_and_by_how_much_it_is_w
     assert (away.passed, away.limit) == (False, pytest.approx(0.022))
 
 
-def test_each_end_of_a_difference_is_made_of_the_ends_that_make_it_likely():
-    one, other = between(4.0, 8.0, 5.0), between(-3.0, 3.0, 1.0)
-    assert difference(one, other).interval == pytest.approx((4 - math.hypot(1, 2), 4 + math.hypot(3, 4)))
-
-
 def test_of_two_runs_that_are_alike_one_in_forty_is_called_worse():
     """16,000 pairs of skewed numbers (e^z), each with its own interval: 2.5%, within 0.5 points."""
     drawn, reach = np.random.default_rng(11).normal(0, 0.3, (2, 16_000)), 1.96 * 0.3
@@ -337,21 +306,14 @@ def test_of_two_runs_that_are_alike_one_in_forty_is_called_worse():
 def test_numbers_watched_are_those_reliable_in_the_baseline_and_those_of_presets_that_are_named():
     now, base = make_summary(), having("ess_tokens", DOUBTED)
     now.whole["pearson"] = DOUBTED  # got worse since: that is told
-    found = {one.name: one.passed for one in judged(now, required(baseline="b.json"), base)}
-    assert "ess_tokens" not in found
-    assert (found["pearson"], found["k3"], found["diagnosis"]) == (None, True, True)
-    assert not any(name.startswith(("drift2.", "total.", "seq_mis.")) for name in found)
-
     del base.presets["seq_mis"], base.subjects["preset/seq_mis"]
-    asked = required(baseline="b.json", presets=["seq_mis", "token_tis"])
-    both = {one.name: one for one in judged(now, asked, base)}
-    assert both["token_is.ess_tokens"].passed is True
-    assert "the baseline: no number" in both["seq_mis.k3"].reason
-
-    own = {name: one for name, one in base.whole.items() if "." not in name}
-    base.subjects["dump"] = dict.fromkeys(own, UNKNOWN) | {f"total.{name}": one for name, one in own.items()}
-    names = [one.name for one in judged(base, required(baseline="b.json"), base)]  # of two policies
-    assert ("total.k3" in names, "k3" in names) == (True, False)
+    for presets in ((), ("seq_mis", "token_tis")):
+        found = {one.name: one for one in judged(now, required(baseline="b.json", presets=presets), base)}
+        assert [found[name].passed for name in ("pearson", "k3", "diagnosis")] == [None, True, True]
+        assert not any(name.startswith(("ess_tokens", "drift2.", "total.")) for name in found)
+        assert ("seq_mis.k3" in found) is bool(presets)
+    assert found["token_is.ess_tokens"].passed is True
+    assert "the baseline: no number" in found["seq_mis.k3"].reason
 
 
 def test_every_metric_of_a_result_has_its_way():
@@ -417,15 +379,6 @@ def test_a_diagnosis_may_not_become_worse_than_the_baselines():
     assert "diagnosis" not in names
 
 
-def test_the_reason_names_the_cause_and_what_to_change_first_or_what_decides():
-    bug, unsure, perhaps = (
-        judged(diagnosis(one), required(fail_on="bug"))[0].reason for one in ("bug", SEVERAL, A_BUG)
-    )
-    assert bug == "off_by_one: A token late; fix: Drop the first"
-    assert unsure == "which cause it is, this dump cannot tell; stale; to decide, score it twice"
-    assert "not all that fits is honest; stale, weights_not_synced; to decide" in perhaps
-
-
 @pytest.mark.parametrize("differ", [0, 1, 30])
 def test_the_share_of_tokens_that_differ_is_an_exact_count_and_one_fails(tmp_path, differ):
     """Of 128 × 64 tokens; in some one bit differs."""
@@ -472,11 +425,8 @@ K3 = "[max]\nk3 = "
         (K3 + "1e-9", FILE + "--max k3=1", 0),  # the option goes before
         (K3 + "1", FILE + "--max f_2=1e-9", 1),  # options and file together
         ("baseline = '../base.json'\ntolerance = 0.05", FILE, 0),  # beside the file
-        ("baseline = 'gone.json'", FILE, 2),
         ("baseline = 'gone.json'", FILE + AGAINST, 0),
         ("", AGAINST + "--presets nobody", 2),
-        ("", AGAINST + "--presets token_is --tolerance 0.2", 0),
-        ("", "--fail-on bug --max nobody=1", 2),
         ("", "--fail-on bug --max nobody=1 --max k3=0", 1),
     ],
 )
@@ -489,21 +439,14 @@ def test_options_and_a_file_end_in_an_exit_code(folder, text, line, code):
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
-        ("", "", "no bound is given"),
         ("", FILE, "no bound is given"),
-        ("", "--gates gone.toml", "gone.toml: no gate file"),
         ("k3 =", FILE, "ci/gates.toml: no gate file"),
         ("mx = 1", FILE, "ci/gates.toml: no gate file: mx: Extra inputs are not permitted"),
         ("[max]\nk3 = nan", FILE, "max.k3: "),
         ("max = 3", FILE + "--max k3=1", "max: "),
         ("fail_on = 'fire'", FILE, "'bug' or 'cannot_tell'"),
-        ("", "--fail-on fire", "'fire' is not one of"),
-        ("", "--max k3", "--max: "),
         ("", "--max k3=x", "--max.k3: "),
         ("", AGAINST + "--tolerance -1", "--tolerance: "),
-        ("", "--max k3=1 --json now.json", "is what is read"),
-        ("", "--max k3=1 --junit no/where.xml", "does not exist"),
-        ("", "--max k3=1 --junit - --md -", "stdout"),
         ("", "--baseline ci/gates.toml", "ci/gates.toml: this is not a result"),
     ],
 )
@@ -537,36 +480,16 @@ BAD = verdict(0.5, passed=False, reason="no interval")
 ABSENT = verdict(name="drift2.k3", number=UNKNOWN, passed=None, reason="missing column")
 BOTH = verdict(0.003, 0.002, name="f_2", open=True, reason="values on both sides")
 FINE = verdict(name="pearson")
-SHARE = number(0.96, 0.02, "fraction")
-SHORT = verdict(name="ess_tokens", must="≥ 99%", number=SHARE, passed=False)
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "said"),
-    [
-        ([FINE], "Passed: 1 bound: 1 passed"),
-        ([FINE, BOTH, FINE], "Passed: 3 bounds: 1 open, 2 passed"),
-        ([SHORT], "Failed: ess_tokens is 96% [94%, 98%], must be ≥ 99%"),
-        (
-            [FINE, ABSENT, SHORT],
-            "Failed: ess_tokens is 96% [94%, 98%], must be ≥ 99% (1 failed, 1 could not say, 1 passed)",
-        ),
-        ([ABSENT], "Could not say: drift2.k3 is not known, must be ≤ 0.002"),
-        ([verdict(passed=False, where="step 7")], "Failed: k3 is 0.0010 at step 7, must be ≤ 0.002"),
-    ],
-)
-def test_the_headline_is_true_and_says_what_failed(verdicts, said):
-    assert answer(make_summary(gates=verdicts)).headline == said
-
-
-def test_verdicts_other_than_passed_are_explained_failures_first_in_every_form():
-    summary = make_summary(gates=[FINE, BOTH, ABSENT, BAD])
-    found = answer(summary)
+def test_what_did_not_pass_leads_and_is_explained():
+    found = answer(make_summary(gates=[FINE, BOTH, ABSENT, BAD]))
+    assert (
+        found.headline == "Failed: k3 is 0.50, must be ≤ 0.002 (1 failed, 1 could not say, 1 open, 1 passed)"
+    )
     assert [fact.label for fact in found.facts] == ["Failed", "Could not say", "Open", "Bug?"]
-    assert found.facts[0].sentence == "k3 is 0.50, must be ≤ 0.002; no interval"
-    assert [row[0] for row in found.tables[0].rows] == ["✓ passed", "~ open", "? could not say", "✗ failed"]
-    for drawn in (markdown(summary), page(summary)):
-        assert "missing column" in drawn
+    assert found.facts[1].sentence == "drift2.k3 is not known, must be ≤ 0.002; missing column"
+    assert answer(make_summary(gates=[FINE, BOTH])).headline == "Passed: 2 bounds: 1 open, 1 passed"
 
 
 def test_the_markdown_of_many_bounds_has_60_lines_with_the_failures_first():
@@ -593,16 +516,14 @@ def test_all_forms_are_written_drawn_again_and_added_to_the_job_summary(folder):
     Path("summary.md").write_text("before\n")
     to = "--max k3=1e-9 --max drift2.k3=1 --json o.json -o g.html --md o.md --junit o.xml"
     ran = run(to, GITHUB_STEP_SUMMARY="summary.md", COLUMNS="80", NO_COLOR="1")
-    assert ran.exit_code == 1
-    assert max(map(len, ran.stdout.splitlines())) <= 80
-    first, second = loads(Path("o.json").read_text(), "o.json").gates
-    assert [(one.name, one.passed) for one in (first, second)] == [("k3", False), ("drift2.k3", None)]
+    assert (ran.exit_code, max(map(len, ran.stdout.splitlines())) <= 80) == (1, True)
+    gates = loads(Path("o.json").read_text(), "o.json").gates
+    assert [(one.name, one.passed) for one in gates] == [("k3", False), ("drift2.k3", None)]
     assert CliRunner().invoke(app, ["report", "o.json", "-o", "again.html"]).exit_code == 0
-    assert "drift2.k3" in Path("again.html").read_text()
-    text = Path("o.md").read_text(encoding="utf-8")
-    assert text.startswith("# offpol-diag gate\n\n❌ **Failed: k3 is ")
+    assert Path("again.html").read_text() == Path("g.html").read_text()
     (suite,) = JUnitXml.fromfile("o.xml")
     assert (suite.failures, suite.errors) == (1, 1)
+    text = Path("o.md").read_text(encoding="utf-8")
+    assert text.startswith("# offpol-diag gate\n\n❌ **Failed: k3 is ")
     assert Path("summary.md").read_text(encoding="utf-8") == f"before\n\n{text}"
-    ran = run("--max k3=1", GITHUB_STEP_SUMMARY="no/such/place.md")  # which changes no verdict
-    assert ran.exit_code == 0
+    assert run("--max k3=1", GITHUB_STEP_SUMMARY="no/such/place.md").exit_code == 0  # changes no verdict

@@ -1,10 +1,11 @@
-"""Runs against the first: nothing against itself, calibrated where nothing differs, sharp where paired."""
+"""Presets side by side and runs against the first: paired differences, tests, and what each drops."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -16,18 +17,208 @@ from scipy.stats import t as student
 from typer.testing import CliRunner
 
 import offpol_diag
+from offpol_diag import api
 from offpol_diag.cli import app
-from offpol_diag.compare import of_runs, shared_groups
+from offpol_diag.compare import of_preset, of_presets, of_runs, reference, shared_groups
 from offpol_diag.core.intervals import Groups, holm, p_value
 from offpol_diag.core.observe import examine
-from offpol_diag.core.state import State, mix
+from offpol_diag.core.readout import Readout
+from offpol_diag.core.state import State, draws, groups_of, mix
+from offpol_diag.dump.read import open_dump
+from offpol_diag.errors import UsageError
 from offpol_diag.numerals import say
+from offpol_diag.presets import Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load
 from offpol_diag.report import answered
 from offpol_diag.report.page import page as drawn
-from offpol_diag.result import loads
-from tests.factory import DumpFile, with_numbers
+from offpol_diag.result import Comparison, loads
+from tests import oracles
+from tests.drawn import html, markdown
+from tests.factory import DumpFile, make_summary, with_numbers
 from tests.reading import opened
+from tests.test_terminal import SAMPLES
+
+ROWS = oracles.make_rows(0.3, seed=3, many=60, outliers=0.01)
+SOME = (
+    Preset("all", ""),
+    Preset("band", "", reject=(Reject("ratio", "token", 0.7, 1.4),)),
+    Preset("whole", "", weight=Weight("sum", upper=2.0), reject=(Reject("ratio", "sum", 0.5, 2.0),)),
+    Preset("cautious", "", reject=(Reject("ratio", "mean", 0.9, 1.1),), veto=Veto(lower=0.4)),
+    Preset("pop", "", weight=Weight("token", "mask", lower=0.8, upper=1.25)),
+    Preset("signed", "", reject=(Reject("k3", "token", upper=0.02, advantage="negative"),)),
+)
+METRICS = ("ess_tokens", "ess_sequences", "tokens_rejected", "weight_std", "k3", "pg_loss")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return oracles.write(ROWS, tmp_path_factory.mktemp("compare") / "dump.parquet")
+
+
+def compare(path, presets, against, **options):
+    """Examine a dump, opened with options, and compare its presets with the one named `against`."""
+    found = examine(opened(path, **options), presets=presets, device="cpu", against=against)
+    return found, of_presets(found, found.summary(), against)
+
+
+@pytest.fixture(scope="module")
+def both(path):
+    return compare(path, SOME, "all")
+
+
+def test_a_difference_is_taken_within_each_replicate_and_its_interval_is_that_of_t(both, path):
+    """Replicates are those of the rows that each draws; the standard error has the effective groups."""
+    found, compared = both
+    (batch,) = open_dump([path]).batches()
+    times = draws(groups_of(batch.key, batch.steps), found.study.seed).astype(int).tolist()
+    out, data = Readout(found.study, found.state), oracles.sequences(ROWS)
+    one, other, whole = (of_preset(out, found.summary(), found.study.presets[at]).drawn for at in (1, 0, 2))
+    for replicate in (0, 7, 511):
+        drawn = [s for s, many in zip(data, times, strict=True) for _ in range(many[replicate])]
+        a, b = (oracles.preset_metrics(drawn, SOME[at])[0] for at in (2, 1))
+        for name in METRICS:
+            difference = float(whole[name][1 + replicate] - one[name][1 + replicate])
+            assert difference == pytest.approx(a[name] - b[name], rel=1e-9, abs=1e-10), name
+
+    sizes = Counter[object]()
+    for s in data:
+        sizes[s.group, s.step] += s.n
+    g = sum(sizes.values()) ** 2 / sum(n * n for n in sizes.values())
+    for name in METRICS:
+        value, *drawn = (whole[name] - other[name]).tolist()
+        error = math.sqrt(float(np.var(drawn, ddof=1)) * g / (g - 1))
+        half = float(student.ppf(0.975, 1 / (1 / (g - 1) + 1 / (len(drawn) - 1)))) * error
+        number = compared.differences["whole"][name]
+        assert number.value == value
+        assert number.interval == pytest.approx((value - half, value + half), rel=1e-3, abs=1e-12)
+
+
+def test_presets_that_do_the_same_differ_by_exactly_nothing(path):
+    same = Preset("same", "", reject=(Reject("ratio", "token", 0.7, 1.4),))
+    _, compared = compare(path, (SOME[1], same), "band")
+    known = [number for number in compared.differences["same"].values() if number.unknown is None]
+    assert len(known) > 20
+    assert {number.value for number in known} == {0.0}
+    assert {number.interval for number in known} == {(0.0, 0.0), None}
+    assert all(one.tokens.count == one.sequences.count == 0 for one in compared.drops)
+
+
+def test_what_presets_share_cancels_so_the_interval_is_narrower(path):
+    """Two caps that hardly differ: the numbers move with the dump, the difference hardly."""
+    caps = tuple(Preset(f"cap{c}", "", weight=Weight("token", upper=c)) for c in (2.0, 2.2))
+    found, compared = compare(path, caps, "cap2.0")
+    low, high = compared.differences["cap2.2"]["weight_mean"].interval
+    alone = [found.summary().preset(cap.name)["weight_mean"].interval for cap in caps]
+    assert 0 < high - low < 0.2 * min(one[1] - one[0] for one in alone)
+    assert low > 0  # the two overlap, and yet there is no doubt
+    assert max(one[0] for one in alone) < min(one[1] for one in alone)
+
+
+def test_the_reference_is_the_first_that_can_be_computed():
+    known, columns = load(), {"rollout_log_probs": "r", "old_log_probs": "o"}
+    assert reference(columns, known.resolve("pure_is,token_is,seq_mis")) == "token_is"
+    with pytest.raises(UsageError, match="no current_log_probs, which pure_is cannot do without"):
+        reference(columns, known.resolve("pure_is"))
+
+
+# ---------------------------------------------------------------- what each drops
+
+
+def left(s, preset):
+    """Return which tokens keep a gradient: kept, and of a weight that is not 0."""
+    done = oracles.apply(s, preset, {})
+    return [kept and weight != 0 for kept, weight in zip(done.kept, done.weights, strict=True)]
+
+
+def brute(ours, theirs, rows):
+    """Compute what is dropped by its definition, of tokens and of sequences; rewards are the row's number."""
+    tokens, whole = [], []
+    for at, s in enumerate(oracles.sequences(rows)):
+        mine, other = left(s, ours), left(s, theirs)
+        tokens += [(s.n, at) for kept, theirs_ in zip(mine, other, strict=True) if theirs_ and not kept]
+        if any(other) and not any(mine):
+            whole.append((s.n, at))
+    for some in (tokens, whole):
+        yield len(some), dict(zip(("length", "reward"), np.mean(some, axis=0), strict=True)) if some else {}
+
+
+@pytest.mark.parametrize(("first", "batch_tokens"), [(SOME[0], 1 << 18), (SOME[1], 200)])
+def test_what_presets_drop_is_what_counting_by_hand_says(tmp_path, first, batch_tokens):
+    rows = [row | {"rewards": float(at)} for at, row in enumerate(ROWS)]
+    others = [one for one in SOME if one is not first]
+    path = oracles.write(rows, tmp_path / "dump.parquet")
+    _, compared = compare(path, (first, *others), first.name, batch_tokens=batch_tokens)
+
+    ways = [way for one in others for way in ((one, first), (first, one))]
+    for one, (by, kept) in zip(compared.drops, ways, strict=True):
+        assert (one.dropped_by, one.kept_by) == (by.name, kept.name)
+        for some, (count, wanted) in zip((one.tokens, one.sequences), brute(by, kept, ROWS), strict=True):
+            assert some.count == count, (by.name, kept.name)
+            for name, value in wanted.items():
+                assert some.numbers[name].value == pytest.approx(value, rel=1e-9), name
+
+
+def test_examples_are_the_five_of_the_largest_mismatch_and_shares_have_intervals_of_groups(both):
+    found, compared = both
+    data = {s.ident: s for s in oracles.sequences(ROWS)}
+    for one, preset in zip(compared.drops[::2], SOME[1:], strict=True):
+        lost = {s.ident: sum(not kept for kept in left(s, preset)) for s in data.values()}
+        total = {name: abs(math.fsum(data[name].delta("old"))) for name, many in lost.items() if many}
+        worst = sorted(total, key=lambda name: -total[name])[:5]
+        rows = [(row.sequence_id, row.tokens, row.length) for row in one.examples]
+        assert rows == [(name, lost[name], data[name].n) for name in worst]
+    rejected = found.summary().preset("band")["tokens_rejected"]
+    share = compared.drops[0].tokens.numbers["share"]
+    assert [share.value, *share.interval] == pytest.approx([rejected.value, *rejected.interval], rel=1e-9)
+    assert compared.all_tokens.count == sum(s.n for s in data.values())
+
+
+def test_nothing_is_looked_at_that_was_not_asked_for(path, both):
+    many = tuple(Preset(f"p{i}", "", weight=Weight("token", upper=2.0 + i)) for i in range(9))
+    crowd, compared = compare(path, many, "p0")
+    assert not [name for name in (*crowd.state.tables, *crowd.state.records) if "drops" in name]
+    assert (len(compared.differences), compared.drops) == (8, [])
+    plain = examine(opened(path), presets=SOME, device="cpu").summary()  # and comparing changes no number
+    assert (plain.presets, plain.whole) == (both[0].summary().presets, both[0].summary().whole)
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def tables(summary):
+    return {one.id: one for one in answered(summary).tables}
+
+
+def test_one_table_has_each_preset_and_its_difference_and_every_report_what_each_drops(both):
+    summary = both[0].summary().model_copy(update={"comparison": both[1]})
+    assert loads(summary.to_json(), "x") == summary
+    _, one, gap, *_ = tables(summary)["presets"].rows
+    assert one[:2] == ("band", summary.preset("band")["ess_tokens"])
+    assert gap[:2] == ("− all", both[1].differences["band"]["ess_tokens"])
+    for report in (html(summary), markdown(summary)):
+        assert "What one drops and the other keeps" in report
+    assert "Sequences that lose tokens to one preset only" in html(summary)
+
+
+def test_of_two_presets_what_each_drops_has_counts_and_five_examples_in_at_most_60_lines():
+    found = api.compare(SAMPLES / "stale.parquet", presets="token_is,seq_mis@2..3", progress=False)
+    (drops,) = (one for one in found.comparison.drops if one.tokens.count)
+    assert (drops.dropped_by, drops.kept_by, len(drops.examples)) == ("seq_mis@2..3", "token_is", 5)
+    assert len(tables(found)["dropped"].rows) == 5
+    (row, every) = tables(found)["drops"].rows
+    assert row[:3] == ["seq_mis@2..3", "token_is", drops.tokens.count]
+    assert every[2] == found.dump.tokens
+    assert markdown(found).count("\n") <= 60
+    assert answered(found).sentence.startswith("ESS of tokens: token_is 99.2% [98.9%, 99.4%], seq_mis@2..3 ")
+
+
+def test_what_cannot_be_computed_is_named():
+    compared = make_summary(gates=[], comparison=Comparison(against="disabled", differences={}))
+    assert "ppo_is_bypass needs current_log_probs" in answered(compared).cautions[-1]
+
+
+# ---------------------------------------------------------------- runs against the first
+
 
 COLUMNS = ("rollout_log_probs", "old_log_probs", "current_log_probs", "group_id", "rewards")
 
@@ -113,24 +304,12 @@ def test_a_run_against_itself_differs_by_exactly_nothing(a):
 
 
 def test_a_difference_is_of_the_values_of_both_runs_and_that_of_rewards_is_not_tested(a, worse):
-    mine = a.summary().whole
     for one in worse.contrasts:
-        if one.name in mine and one.a.value is not None and one.b.value is not None:
-            assert (one.a, one.b) == (mine[one.name], worse.run.whole[one.name])
+        if one.a.value is not None and one.b.value is not None:
             assert one.difference.value == pytest.approx(one.b.value - one.a.value, rel=1e-9, abs=1e-15)
-    for name in ("mean_reward", "tokens_differ"):
-        one = named(worse, name)
+    for one in (named(worse, name) for name in ("mean_reward", "tokens_differ")):
         assert (one.differs, one.p_value, one.reason[:10]) == (None, None, "not tested")
-        assert one.difference.value is not None
-
-
-def test_the_p_value_is_of_a_t_test_and_agrees_with_the_interval(worse):
-    judged = [one for one in worse.contrasts if one.p_value is not None and one.difference.interval]
-    assert len(judged) > 40
-    for one in judged:
-        tested, null = (one.difference, 0.0) if one.ratio is None else (one.ratio, 1.0)
-        excludes = not tested.interval[0] <= null <= tested.interval[1]
-        assert excludes == (one.p_value < 0.05) or abs(one.p_value - 0.05) < 5e-3, one.name
+        assert (one.a, one.b) == (a.summary().whole[one.name], worse.run.whole[one.name])
 
 
 def test_a_p_value_by_its_definition():
@@ -179,15 +358,6 @@ def test_a_real_shift_is_found_whenever_prompts_are_shared(tmp_path):
         k3 = named(against(*(read(path, seed=at, presets="") for path in two)), "k3")
         low, high = (end / (0.065 / 0.05) ** 2 for end in k3.ratio.interval)
         assert (k3.differs, low < 1.05, high > 0.95) == (True, True, True)
-
-
-def test_what_differs_comes_first_in_it_what_matters_and_then_what_differs_most(worse):
-    order = [{True: 0, False: 1, None: 2}[one.differs] for one in worse.contrasts]
-    assert (order, worse.contrasts[0].name) == (sorted(order), "k3")
-    others = [one for one in worse.contrasts if one.differs and one.name.startswith("total.")]
-    sizes = [abs(one.difference.value) / (abs(one.a.value) + abs(one.b.value)) for one in others]
-    assert len(sizes) > 3
-    assert sizes == sorted(sizes, reverse=True)
 
 
 def test_shared_prompts_are_counted_and_without_prompt_ids_equal_responses_are_paired(
@@ -303,19 +473,19 @@ def test_the_curves_of_all_runs_by_step_are_one_chart():
 
 
 @pytest.mark.parametrize(
-    ("names", "options", "words"),
+    ("names", "said"),
     [
-        (("a",) * 27, (), ("27 runs: at most 26 are compared", "quoted glob")),
-        (("a", "nowhere"), (), ("nowhere.parquet: no such file",)),
-        (("two",), ("--presets", "pure_is"), ("no current_log_probs",)),
-        (("a", "empty"), (), ("empty.parquet",)),
-        (("two", "bypass"), (), ("no pair of policies in common",)),
+        ("a " * 27, "27 runs: at most 26 are compared"),
+        ("a nowhere", "nowhere.parquet: no such file"),
+        ("a empty", "empty.parquet"),
+        ("two bypass", "no pair of policies in common"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(folder, names, options, words):
-    refused = run(*(folder / f"{name}.parquet" for name in names), *options)
+def test_what_cannot_be_compared_is_refused(folder, names, said):
+    refused = run(*(folder / f"{name}.parquet" for name in names.split()))
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert all(word in refused.stderr for word in (*words, "hint: ")), refused.stderr
+    assert said in refused.stderr
+    assert "hint: " in refused.stderr
 
 
 def test_the_page_shows_what_is_printed(monkeypatch):
