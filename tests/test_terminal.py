@@ -153,31 +153,17 @@ def test_a_heavy_tail_is_told_once_and_leaves_its_numbers_without_a_band(results
         assert [line for line in rows if ("*" in line) == any(b in line for b in BANDED)] == []
 
 
-OPENINGS = ("Sequence rules", "Token rules", "Nearly all", "nearly all", "flat", "even", "highest", "alike")
-
-
-@pytest.mark.parametrize("name", ["stale", "healthy", "collapse"])
-def test_titles_of_charts_have_no_opening_chosen_by_another(results, name):
-    titles = [one.title for one in charts(results[name])]
-    assert [title for title in titles if any(word in title.split() for word in OPENINGS)] == []
-
-
-def charted(summary, name, **changes):
-    """Return the title of a chart, with parts of the result's charts replaced."""
-    changed = summary.model_copy(update={"charts": summary.charts.model_copy(update=changes)})
-    return next(one.title for one in charts(changed) if one.name == name)
-
-
 def test_a_tail_is_named_by_the_limit_of_its_own_weights(results):
-    tails = results["stale"].charts.tails
+    summary = results["stale"]
 
     def title(tokens, sequences):
         given = {"tokens": (tokens, 0.7), "sequences": (sequences, 0.64)}
         some = {
-            over: tails[over].model_copy(update={"khat": Number(value=k), "limit": limit})
+            over: summary.charts.tails[over].model_copy(update={"khat": Number(value=k), "limit": limit})
             for over, (k, limit) in given.items()
         }
-        return charted(results["stale"], "tail", tails=some).partition(" for ")[0]
+        changed = summary.model_copy(update={"charts": summary.charts.model_copy(update={"tails": some})})
+        return next(one.title for one in charts(changed) if one.name == "tail").partition(" for ")[0]
 
     assert title(0.69, 0.66) == "The tail of the weights of sequences is too heavy"
     assert title(0.75, 0.5) == "The tail of the weights of tokens is too heavy"
@@ -293,10 +279,6 @@ def test_candidates_stand_in_their_order_in_text_and_markdown(at):
             ("3.", "c"),
         ]
     assert at(summary, verbose=True).splitlines()[-1] == "explain offpol-diag doctor --explain stale"
-
-
-def test_verbose_is_stronger_than_quiet(results):
-    assert "The three policy pairs" in terminal(results["collapse"], verbose=True, quiet=True)
 
 
 def test_cautions_stand_before_the_verdict_and_are_cut_where_they_are_many(at):

@@ -11,7 +11,7 @@ from typing import Any
 
 from offpol_diag.advice import MERGE
 from offpol_diag.diagnosis.numbers import Evidence
-from offpol_diag.metrics import FIRST_GAP, METRICS, PAIRS, Tone, band, metric, title, tone
+from offpol_diag.metrics import FIRST_GAP, METRICS, PAIRS, Tone, band, title, tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, doubted, written
 from offpol_diag.report import words
@@ -34,8 +34,7 @@ def answer(result: Result) -> Answer:
     named = [*result.diagnosis.causes, *result.diagnosis.candidates] if result.diagnosis else []
     unit = "prompt" if "group_id" in result.dump.columns else "sequence"
     resampled = f"95% intervals, resampling the {counted(result.dump.groups, unit)}."
-    if not any(number.interval for number in result.whole.values()):
-        resampled = f"Without intervals: {counted(result.dump.groups, 'group')} to resample."
+    resampled = resampled if any(number.interval for number in result.whole.values()) else ""
     return of_dump(result)(
         *headline(result),
         facts=tuple(_facts(result)),
@@ -150,9 +149,6 @@ def _commands(result: Result) -> Iterator[tuple[str, str]]:
     if given is not None and given.method and not given.config and not result.is_bug:
         trainer = named_in(result.dump.provenance) or "TRAINER"
         yield "config", f"offpol-diag presets {given.method} --for {trainer}"
-    if result.undecided and "token_ids" in result.dump.columns and result.dump.prompts:
-        for _, said in analysis(result.dump):
-            yield "rescore", f"{said.replace(' analyze ', ' rescore ')} --model CHECKPOINT"
     if k3 is not None:
         limit = ALIGNED if k3 < ALIGNED else MERGE
         yield "gate", f"offpol-diag gate NEXT.parquet --fail-on bug --max {result.prefix}k3={limit}"
@@ -275,16 +271,11 @@ def _tables(result: Result) -> Iterator[Table]:
     )
     yield presets(result, some)
     rows = [
-        (
-            one.words,
-            *(Number(one.inside, unit="nats"), Number(one.outside, unit="nats")),
-            *(Number(one.share, unit="fraction"), Number(one.gain)),
-            one.measure,
-        )
+        (one.words, Number(one.inside), Number(one.outside), Number(one.share, unit="share"), one.measure)
         for one in (result.diagnosis.where if result.diagnosis else ())
     ]
-    header = ("tokens", "K3 there", "K3 elsewhere", "share of tokens", "gain", "what decides")
-    notes = ("Gain: deviance of an exponential model of K3, cut at 4 nats a token, that the cut takes away.",)
+    header = ("tokens", "K3 there", "K3 elsewhere", "share of tokens", "what decides")
+    notes = ("K3 of a token is cut at 4 nats here.",)
     yield Table("where", "Where the mismatch lives", header, rows, notes, shown="folded")
     for axis, found in result.axes.items():
         places = result.at(axis)
@@ -331,16 +322,12 @@ def dropped_by_length(result: Result, presets: Iterable[str]) -> Table:
 
 def pairs(result: Result) -> Table:
     """Return the main numbers of each pair of policies, side by side."""
-    known = result.whole
+    known, none = result.whole, Number(unknown="not computed for this pair")
     prefixes = [one for one in ("", "drift2.", "total.") if known.get(f"{one}k3", Number()).known]
-    names = dict.fromkeys(
-        key.rpartition(".")[2] for key in known if key in METRICS or key.startswith((*filter(None, PAIRS),))
-    )
-    none = Number(unknown="not computed for this pair")
     rows = [
-        (name, *(known.get(prefix + name, none) for prefix in prefixes))
-        for name in names
-        if prefixes and (metric(name).meaning or metric(name).first)
+        (one.name, *(known.get(prefix + one.name, none) for prefix in prefixes))
+        for one in METRICS.values()
+        if (one.meaning or one.first) and any(prefix + one.name in known for prefix in prefixes)
     ]
     note = (
         "Rollout → old is engine numerics and policy lag; old → current, the updates within the step. K1 "

@@ -75,7 +75,7 @@ class Tile:
     """A headline number: its name, how it is judged, and a small curve of it.
 
     Attributes:
-        number: the number, or what is said in its place.
+        number: the number.
         interval: what stands below; empty for the number's own interval.
         below: at the foot: the ends of the curve.
         key: the number's name for the gate.
@@ -85,7 +85,7 @@ class Tile:
     """
 
     label: str
-    number: Number | str
+    number: Number
     band: str = ""
     tone: Tone | None = None
     interval: str = ""
@@ -100,33 +100,28 @@ class Tile:
     @property
     def doubt(self) -> bool:
         """Whether the value is unreliable, and gets a star."""
-        return isinstance(self.number, Number) and doubted(self.number)
+        return doubted(self.number)
 
     @property
     def unit(self) -> str:
         """The unit, beside the value."""
-        return "nats/token" if isinstance(self.number, Number) and self.number.unit == "nats" else ""
+        return "nats/token" if self.number.unit == "nats" else ""
 
     @property
     def value(self) -> str:
         """The value as text, without a star."""
-        return minus(self.number if isinstance(self.number, str) else self._parts[0])
+        return minus(written(replace(self.number, note=None)).value)
 
     @property
     def beside(self) -> str:
         """The interval as text, or what stands in its place."""
-        return minus(self.interval or ("" if isinstance(self.number, str) else self._parts[1]))
+        return minus(self.interval or written(self.number).interval)
 
     @property
     def text(self) -> str:
         """Value, interval and remark in one line."""
-        parts = (f"{self.value}{'*' * self.doubt}", self.beside, self.remark and f"({self.remark})")
-        return " ".join(filter(None, parts if isinstance(self.number, Number) else parts[:1]))
-
-    @property
-    def _parts(self) -> tuple[str, str]:
-        assert isinstance(self.number, Number)
-        return written(replace(self.number, note=None)) if self.number.known else ("–", "")
+        remark = f"({self.remark})" if self.remark else ""
+        return " ".join(filter(None, (f"{self.value}{'*' * self.doubt}", self.beside, remark)))
 
 
 @dataclass(frozen=True)

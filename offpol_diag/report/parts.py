@@ -11,7 +11,7 @@ from typing import Any
 from offpol_diag.diagnosis.recorded import observed
 from offpol_diag.metrics import BANDS, REGIMES
 from offpol_diag.number import Number
-from offpol_diag.numerals import counted, rounded, say_value, size
+from offpol_diag.numerals import count, counted, rounded, say_value, size
 from offpol_diag.report.answer import Answer
 from offpol_diag.report.plot import Chart
 from offpol_diag.report.tokens import strips, title
@@ -22,6 +22,11 @@ from offpol_diag.table import Cell, Table
 CONVENTIONS = (
     "Log-ratio Δ = log π_train − log π_rollout, ratio r = e^Δ; every bound is on r. Intervals are 95% and "
     "come from a bootstrap that resamples groups of sequences, never tokens."
+)
+
+UNGROUPED = (
+    "Without a group_id each sequence is a group of its own, equal ones together, and the intervals are too "
+    "narrow if a prompt was sampled more than once."
 )
 
 
@@ -93,7 +98,8 @@ def _dump(summary: Result, tables: tuple[Table, ...] = ()) -> Part:
     text, rows = list[str](), list[tuple[str, Cell]]()
     for letter, facts in runs.items():
         before = f"{letter}: " if len(runs) > 1 else ""
-        text.append(f"{before}{_held(facts)}")
+        if "group_id" not in facts.columns:
+            text.append(f"{before}{UNGROUPED}")
         rows += [(f"{before}{what}", value) for what, value in _facts(facts)]
     text.append(f"{CONVENTIONS} Seed {run.seed}, {counted(run.replicates, 'replicate')}.")
     rows += [
@@ -106,22 +112,13 @@ def _dump(summary: Result, tables: tuple[Table, ...] = ()) -> Part:
     return Part("dump", "The dump", "Dump", tuple(text), tables=(*tables, every))
 
 
-def _held(facts: DumpFacts) -> str:
-    """Return what the files held, in a sentence."""
-    held = f"{counted(len(facts.files), 'file')} with {counted(facts.rows, 'row')} held"
-    tokens = f"{counted(facts.sequences, 'sequence')} with {counted(facts.tokens, 'unmasked response token')}"
-    groups = f"{'' if facts.groups_exact else 'about '}{counted(facts.groups, 'group')}"
-    if "group_id" in facts.columns:
-        return f"{held} {tokens}, in {groups} (prompts)."
-    return (
-        f"{held} {tokens}, in {groups}: without a group_id each sequence is its own, equal ones together, "
-        "and the intervals are too narrow if a prompt was sampled more than once."
-    )
-
-
 def _facts(facts: DumpFacts) -> Iterator[tuple[str, Cell]]:
     """Yield counts, columns, provenance and files of a dump."""
-    yield "rows skipped as bad", facts.skipped
+    yield "rows", facts.rows
+    yield "rows skipped as bad", facts.skipped.count
+    yield "sequences", facts.sequences
+    yield "groups (a prompt of a step)", f"{'' if facts.groups_exact else 'about '}{count(facts.groups)}"
+    yield "unmasked response tokens", facts.tokens
     yield "masked tokens, left out", facts.masked_tokens
     yield "mean length, unmasked tokens", Number(facts.mean_length)
     yield "longest sequence", facts.max_length
