@@ -9,6 +9,7 @@ from typing import Literal
 from offpol_diag.number import Number
 
 Cell = str | int | Number | None
+Shown = Literal["always", "more", "folded", "page"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     notes: tuple[str, ...] = ()
-    shown: Literal["always", "more", "folded", "page"] = "always"
+    shown: Shown = "always"
 
     @property
     def empty(self) -> list[int]:

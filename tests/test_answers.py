@@ -329,7 +329,7 @@ def test_a_dump_without_groups_says_what_that_means_and_provenance_is_told_as_js
         (part,) = (one for one in parts(summary, answered(summary)) if one.id == "dump")
         assert " ".join(part.text).count("Without a group_id each sequence is a group of its own") == said
     rows = dict(table("dump", dump=dump_facts(provenance={"model": "q3", "regime": {"lags": [2]}})).rows)
-    assert (rows["metadata model"], rows["metadata regime"]) == ("q3", '{"lags": [2]}')
+    assert (rows["provenance: model"], rows["provenance: regime"]) == ("q3", '{"lags": [2]}')
 
 
 READ = {"rollout_log_probs": "vllm", "old_log_probs": "old_log_probs", "step": "global_step"}

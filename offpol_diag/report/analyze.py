@@ -19,7 +19,7 @@ from offpol_diag.report.answer import EXPLAIN, Answer, Fact, Line, Tile, listed
 from offpol_diag.report.charts import charts
 from offpol_diag.report.rescore import deciding, reproduced
 from offpol_diag.result import DumpFacts, Point, Result, at_steps, curve
-from offpol_diag.table import Cell, Table
+from offpol_diag.table import Cell, Shown, Table
 from offpol_diag.trainers import named_in
 
 MOST_NAMED, MOST_PLACES = 4, 30
@@ -31,7 +31,8 @@ ALIGNED = 0.001
 def answer(result: Result) -> Answer:
     """Return the answer of an analysis."""
     given, found, steps = result.recommendation, tiles(result), [one.key for one in at_steps(result)]
-    named = [*result.diagnosis.causes, *result.diagnosis.candidates] if result.diagnosis else []
+    diagnosed = result.diagnosis
+    named = [one.id for some in (diagnosed.causes, diagnosed.candidates) for one in some] if diagnosed else []
     unit = "prompt" if "group_id" in result.dump.columns else "sequence"
     resampled = f"95% intervals, resampling the {counted(result.dump.groups, unit)}."
     resampled = resampled if any(number.interval for number in result.whole.values()) else ""
@@ -48,7 +49,7 @@ def answer(result: Result) -> Answer:
         charts=charts(result),
         code=(("The configuration, ready to paste", given.config),) if given and given.config else (),
         next=tuple(_commands(result)),
-        further=tuple(("explain", f"{EXPLAIN} {one.id}") for one in named),
+        further=tuple(("explain", f"{EXPLAIN} {one}") for one in named),
     )
 
 
@@ -283,9 +284,9 @@ def _tables(result: Result) -> Iterator[Table]:
         rows = [(one.key, one.tokens, *(one.numbers.get(name) for name in names)) for one in places]
         left = max(len(rows) - MOST_PLACES, 0) + found.left_out
         more = (f"{count(left)} more places are not listed.",) if left else ()
-        shown = "more" if axis == "step" else "folded" if axis == "turn" and len(rows) > 1 else "page"
-        header = (axis, "tokens", *names)
-        yield Table(f"by-{axis}", f"By {found.title}", header, rows[:MOST_PLACES], more, shown)
+        shown: Shown = "more" if axis == "step" else "folded" if axis == "turn" and len(rows) > 1 else "page"
+        by = (axis, "tokens", *names)
+        yield Table(f"by-{axis}", f"By {found.title}", by, rows[:MOST_PLACES], more, shown)
     yield dropped_by_length(result, result.presets)
     yield pairs(result)
 
@@ -324,7 +325,7 @@ def pairs(result: Result) -> Table:
     """Return the main numbers of each pair of policies, side by side."""
     known, none = result.whole, Number(unknown="not computed for this pair")
     prefixes = [one for one in ("", "drift2.", "total.") if known.get(f"{one}k3", Number()).known]
-    rows = [
+    rows: list[Sequence[Cell]] = [
         (one.name, *(known.get(prefix + one.name, none) for prefix in prefixes))
         for one in METRICS.values()
         if (one.meaning or one.first) and any(prefix + one.name in known for prefix in prefixes)

@@ -10,13 +10,12 @@ from typing import Any
 
 from offpol_diag.diagnosis.recorded import observed
 from offpol_diag.metrics import BANDS, REGIMES
-from offpol_diag.number import Number
-from offpol_diag.numerals import count, counted, rounded, say_value, size
+from offpol_diag.numerals import counted, rounded
 from offpol_diag.report.answer import Answer
 from offpol_diag.report.plot import Chart
 from offpol_diag.report.tokens import strips, title
 from offpol_diag.report.tokens import tables as of_tokens
-from offpol_diag.result import DumpFacts, Result
+from offpol_diag.result import DumpFacts, Result, Run
 from offpol_diag.table import Cell, Table
 
 CONVENTIONS = (
@@ -93,42 +92,30 @@ def _bands() -> Table:
 
 
 def _dump(summary: Result, tables: tuple[Table, ...] = ()) -> Part:
-    """Return what was read, how it was computed, and all that the files and the run say of themselves."""
+    """Return all that the files and the run say of themselves, and how it was computed."""
     run, runs = summary.run, {"A": summary.dump} | {one.letter: one.run.dump for one in summary.against}
-    text, rows = list[str](), list[tuple[str, Cell]]()
+    text = [f"{CONVENTIONS} Seed {run.seed}, {counted(run.replicates, 'replicate')}."]
+    rows = list[tuple[str, Cell]]()
     for letter, facts in runs.items():
         before = f"{letter}: " if len(runs) > 1 else ""
-        if "group_id" not in facts.columns:
-            text.append(f"{before}{UNGROUPED}")
-        rows += [(f"{before}{what}", value) for what, value in _facts(facts)]
-    text.append(f"{CONVENTIONS} Seed {run.seed}, {counted(run.replicates, 'replicate')}.")
-    rows += [
-        ("command", f"{run.command}, offpol-diag {run.version}"),
-        ("device and engine", f"{run.device}, {run.engine}"),
-        ("peak memory", size(run.peak_rss_bytes)),
-        *((f"seconds, {name}", say_value(round(value, 3))) for name, value in run.seconds.items()),
-    ]
-    every = Table("dump", "Columns, provenance, files and run", ("what", "value"), rows, shown="page")
-    return Part("dump", "The dump", "Dump", tuple(text), tables=(*tables, every))
+        text += [f"{before}{UNGROUPED}"] if "group_id" not in facts.columns else []
+        rows += _facts(before, facts)
+    every = [*rows, *_facts("run, ", run)]
+    table = Table("dump", "Columns, provenance, files and run", ("what", "value"), every, shown="page")
+    return Part("dump", "The dump", "Dump", tuple(text), tables=(*tables, table))
 
 
-def _facts(facts: DumpFacts) -> Iterator[tuple[str, Cell]]:
-    """Yield counts, columns, provenance and files of a dump."""
-    yield "rows", facts.rows
-    yield "rows skipped as bad", facts.skipped.count
-    yield "sequences", facts.sequences
-    yield "groups (a prompt of a step)", f"{'' if facts.groups_exact else 'about '}{count(facts.groups)}"
-    yield "unmasked response tokens", facts.tokens
-    yield "masked tokens, left out", facts.masked_tokens
-    yield "mean length, unmasked tokens", Number(facts.mean_length)
-    yield "longest sequence", facts.max_length
-    yield from ((f"column {role}", f"read from {column}") for role, column in facts.columns.items())
-    if {"rewards", "group_id"} <= set(facts.columns) and "advantages" not in facts.columns:
-        yield "column advantages", "made of the rewards, within each group of a step"
-    yield "columns read by their own names", ", ".join(facts.others) or "none"
-    yield "columns ignored", "not known" if facts.ignored is None else ", ".join(facts.ignored) or "none"
-    for key, value in facts.provenance.items():
-        yield f"metadata {key}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if not facts.provenance:
-        yield "metadata", "the files say nothing of trainer, engine, temperature, top-p"
-    yield from ((f"file {place}", name) for place, name in enumerate(facts.files, 1))
+def _facts(before: str, given: DumpFacts | Run) -> Iterator[tuple[str, Cell]]:
+    """Yield name and value of each field; of a field with names, of each."""
+    for field, value in given.model_dump(mode="json").items():
+        name = f"{before}{field.replace('_', ' ')}"
+        if isinstance(value, dict):
+            yield from ((f"{name}: {key}", _text(one)) for key, one in value.items())
+        else:
+            yield name, _text(value)
+
+
+def _text(value: object) -> Cell:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return value if isinstance(value, str) or type(value) is int else json.dumps(value, ensure_ascii=False)

@@ -198,24 +198,25 @@ def _details(cause: Cause, given: Diagnosis, result: Result) -> dict[str, str]:
     affected = [
         f"{count(some)} of {count(of or some)} {what}" for some, of, what in counts if some is not None
     ]
-    after, then = cause.after, list[str]()
-    for name, key, unit in (("K3", "k3", ""), ("E[r]", "mean_ratio", ""), ("ESS", "ess_tokens", "fraction")):
-        if after:
-            logged = say(replace(result.main(key), interval=None, note=None))
-            then.append(f"{name} {logged} → {'≈ ' * after.approximate}{say_value(getattr(after, key), unit)}")
     examples = (
         f"sequence {name}, position {at}: log π_rollout {say_value(q)}, log π_train {say_value(p)}"
         for name, at, q, p in cause.examples
     )
-    return {
+    found = {
         "Counted" if cause.exact else "Evidence": cause.statistic,
         "Where": "; ".join([cause.where, *affected] if cause.where else affected),
         "Examples": "; ".join(examples),
         "To confirm": cause.confirm,
         "Fix": cause.fix,
-        f"After the fix, {after.what if after else ''}": after
-        and f"{', '.join(then)} (over {counted(after.tokens, 'token')})",
     }
+    if after := cause.after:
+        then = []
+        for name, key, unit in (("K3", "k3", ""), ("E[r]", "mean_ratio", ""), ("ESS", "ess_tokens", "share")):
+            logged = say(replace(result.main(key), interval=None, note=None))
+            then.append(f"{name} {logged} → {'≈ ' * after.approximate}{say_value(getattr(after, key), unit)}")
+        over = f"(over {counted(after.tokens, 'token')})"
+        found[f"After the fix, {after.what}"] = f"{', '.join(then)} {over}"
+    return found
 
 
 def located(result: Result) -> Iterator[Fact]:
