@@ -83,11 +83,6 @@ def rounded(value: float | None, unit: str = "") -> str:
     return say(Number(value=value, unit=unit))
 
 
-def value_or_dash(number: Number | None) -> str:
-    """Format a value without its interval; a dash if there is none."""
-    return written(number).value if number and number.known else "–"
-
-
 def say_value(value: float | None, unit: str = "") -> str:
     """Format a bound, or another exact value, to four significant digits."""
     if value is None or not math.isfinite(value):
@@ -126,12 +121,6 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
-
-
-def size(number_of_bytes: int) -> str:
-    """Format bytes in the largest unit that keeps the number at 1 or more: 512 MiB."""
-    power = min(int(math.log2(max(number_of_bytes, 1)) // 10), 4)
-    return f"{number_of_bytes / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 def _absent(number: Number) -> str:
