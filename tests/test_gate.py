@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 import offpol_diag
 from offpol_diag.cli import EXITS, app
 from offpol_diag.core import breakdowns
-from offpol_diag.errors import UsageError
 from offpol_diag.gate import ORDER, Limit, difference, judged, outcome, required
 from offpol_diag.metrics import METRICS, WATCHED_GAP, WATCHED_PRESET
 from offpol_diag.number import Number
@@ -125,13 +124,6 @@ def test_a_name_may_be_of_each_step_and_ends_at_its_last_dot_and_a_bound_at_its_
     for kind in (MAX, MIN):
         (found,) = required(**{kind: [f"{text} = 1e-3 "]}).limits
         assert found == replace(limit, kind=kind, value=0.001)
-
-
-def test_presets_that_are_named_are_computed_and_numbers_by_step_are_asked_for():
-    gates = required(max=["step:tv=1", "k3=1"], min=["step:tis@2.50.ess_tokens=0.5"], presets=["seq_mis"])
-    presets, steps = gates.to_compute(catalogue.load())
-    assert [one.name for one in presets] == ["token_is@2.5", "seq_mis"]
-    assert steps == ("tv", "token_is@2.5.ess_tokens")
 
 
 @pytest.mark.parametrize(
@@ -250,28 +242,23 @@ def near(x, note=None):
         # which way is worse
         ("k3", near(0.1), near(0.2), 0, FAILED, "beyond"),
         ("k3", near(0.2), near(0.1), 0, PASSED, "worse by −0.10"),
-        ("ess_tokens", near(0.9), near(0.5), 0, FAILED, ""),
         ("mean_ratio", near(1.01), near(1.2), 0, FAILED, ""),
         ("mean_ratio", near(1.01), near(0.8), 0, FAILED, ""),
         ("mean_ratio", near(0.8), near(1.1), 0, PASSED, ""),  # on the other side, and nearer
         ("mean_ratio", number(1.0, 0.002), between(0.99, 1.012, 1.001), 0, OPEN, ""),
         ("seq_mis.ess_tokens", near(0.9), near(0.5), 0, FAILED, ""),
         ("seq_mis.tokens_rejected", near(0.5), near(0.1), 0, PASSED, ""),
-        ("drift2.ess_tokens", near(0.9), near(0.5), 0, FAILED, ""),
         # by how much, and how sure that is
         ("k3", number(1.0, 0.01), number(1.2, 0.01), 0.1, FAILED, ""),
         ("k3", number(1.0, 0.01), number(1.2, 0.2), 0.1, OPEN, ""),  # wide: no evidence
         ("k3", number(1.0, 0.2), number(1.2, 0.01), 0.1, OPEN, ""),  # the baseline's interval counts as much
-        ("k3", number(1.0, 0.01), number(1.05, 0.01), 0.1, PASSED, ""),
         ("k3", near(1.0), number(1.2), 0.1, FAILED, "no interval"),
-        ("k3", number(1.0), number(1.5), 0.5, PASSED, ""),  # on what is allowed
-        ("k3", number(0.0), number(0.0), 0.1, PASSED, ""),
+        *(("k3", number(x), number(1.5 * x), 0.5, PASSED, "") for x in (0.0, 1.0)),  # on what is allowed
         ("k3", number(0.0, 0.0), near(0.02), 0.1, FAILED, ""),  # a tenth of nothing is nothing
         # what is not known now
         ("k3", near(1.0), UNKNOWN, 0.1, SILENT, "missing column"),
         ("k3", near(1.0), DOUBTED, 0.1, SILENT, "unreliable: k̂"),
         ("k3", near(1.0), Number(log10=400.0), 0.1, SILENT, "overflows"),
-        ("k3", near(1.0), Number(value=math.nan), 0.1, SILENT, "not a number"),
         ("mean_ratio", near(1.0), near(19.0, HEAVY), 0.1, FAILED, "heavy tail hides"),
         ("mean_ratio", near(1.0), near(0.5, HEAVY), 0.1, SILENT, "k̂"),  # with what is hidden it may be 1
         ("ess_tokens", near(0.9), near(0.1, HEAVY), 0.1, FAILED, "heavy tail hides"),
@@ -284,15 +271,6 @@ def test_no_worse_than_the_baseline_fails_where_the_whole_interval_is_beyond(
     found = compared(name, now, base, allowed)
     assert (found.passed, found.open) == ruling
     assert said in found.reason.replace("-", "−")
-
-
-def test_a_verdict_says_what_the_value_was_compared_with_and_by_how_much_it_is_worse():
-    verdict = compared("k3", number(1.5, 0.03), number(1.0, 0.04), 0.1)
-    assert (verdict.must, verdict.limit) == ("no worse than 1 by more than 10%", 1.1)
-    assert verdict.reason == "worse by 0.50 [0.45, 0.55], 0.1 allowed; the whole 95% interval lies beyond it"
-    assert compared("ess_tokens", *[number(1.0, 0.001)] * 2, 0.1).limit == pytest.approx(0.9)
-    away = compared("mean_ratio", near(1.05), near(1.02), 0.1)  # a tenth of the distance, not of the value
-    assert (away.passed, away.limit) == (False, pytest.approx(0.022))
 
 
 def test_of_two_runs_that_are_alike_one_in_forty_is_called_worse():
@@ -384,12 +362,10 @@ def test_the_share_of_tokens_that_differ_is_an_exact_count_and_one_fails(tmp_pat
     """Of 128 × 64 tokens; in some one bit differs."""
     rollout = -np.random.default_rng(0).random((128, 64))
     train = rollout.copy()
-    for i in range(differ):
-        train[i, 40 - i] = np.nextafter(train[i, 40 - i], -1)
+    train[:differ, 9] = np.nextafter(train[:differ, 9], -1)
     columns = {"rollout_log_probs": rollout.tolist(), "old_log_probs": train.tolist(), "step": [1] * 128}
     path = factory.write(tmp_path / "a.parquet", **columns)
-    found = offpol_diag.gate(path, max={"tokens_differ": 0, "step:tokens_differ": 0}, progress=False)
-    for one in found.gates:
+    for one in offpol_diag.gate(path, max={"tokens_differ": 0, "step:tokens_differ": 0}).gates:
         assert (one.number.value, one.number.interval, one.passed) == (differ / 8192, None, differ == 0)
 
 
@@ -458,14 +434,11 @@ def test_what_cannot_be_meant_is_one_error_with_a_hint_and_writes_nothing(folder
     assert (ran.stderr.count("error: "), ran.stderr.count("hint: ")) == (1, 1)
 
 
-def test_the_python_function_takes_a_result_and_refuses_what_the_command_does(folder):
+def test_the_python_function_takes_a_result(folder):
     result = having("k3", number(9e-3, 1e-4))
     assert offpol_diag.gate(result, baseline="base.json", tolerance=10).passed
     found = offpol_diag.gate(result, baseline="base.json", presets="token_is", max={"k3": 1})
     assert (found.passed, any(one.name == "token_is.ess_tokens" for one in found.gates)) == (False, True)
-    for how in ({"max": {"k3": "x"}}, {"fail_on": "bugs"}, {}):
-        with pytest.raises(UsageError):
-            offpol_diag.gate(result, **how)
 
 
 # ---------------------------------------------------------------- what is written

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -69,36 +68,28 @@ RULED = {  # rule → its decision
     "bug": "fix the bug first",
     "healthy": NO,
 }
-CASES = [
-    # the first rule that holds, the method, and of which result
-    *(
-        ("bug", None, {"diagnosis": BUG} | one)
-        for one in ({"facts": {"groups": 3}}, {"k3": 9e-7}, {"steps": GROWN})
-    ),
-    *(("few", None, {"facts": {"groups": 19}} | one) for one in ({}, {"k3": 9e-7}, {"steps": GROWN})),
-    *(("few", None, {"facts": few}) for few in ({"sequences": 49}, {"tokens": 999})),
+LITTLE, OPENED, STALE = {"facts": {"groups": 19}}, {"diagnosis": OPEN}, {"steps": GROWN}
+ROWS = [
+    # the first rule that holds, the method, and of which results
+    ("bug", None, *({"diagnosis": BUG} | one for one in (LITTLE, {"k3": 9e-7}, STALE))),
+    ("few", None, *(LITTLE | one for one in ({}, {"k3": 9e-7}, STALE, OPENED))),
+    ("few", None, {"facts": {"sequences": 49}}, {"facts": {"tokens": 999}}),
     ("few", None, {"facts": {"sequences": 319, "columns": BARE}}),
-    ("few", None, {"diagnosis": OPEN, "facts": {"groups": 19}}),
     ("identical", None, {"k3": 0.0, "log_ratio_min": 0.0, "log_ratio_max": 0.0}),
-    *(("unknown", None, {"k3": None, "f_2": x}) for x in (5e-3, 0.6, None)),
+    ("unknown", None, *({"k3": None, "f_2": x} for x in (5e-3, 0.6, None))),
     ("healthy", None, {"k3": 0.0, "log_ratio_min": 0.0, "log_ratio_max": 1e-9}),
-    *(("healthy", None, {"k3": 9e-7} | one) for one in ({"f_2": 0.6}, {"diagnosis": OPEN})),
-    *(
-        ("healthy", None, one)
-        for one in (WELL, WELL | TOTAL, {"k3": 0.000999}, {"k3": 9e-4, "diagnosis": None})
-    ),
-    *(("undecided", TIS, {"diagnosis": OPEN} | one) for one in ({}, {"k3": 9e-4}, {"steps": GROWN})),
-    ("undecided", BYPASS, {"diagnosis": OPEN} | TOTAL),
-    *(("collapse", TIS, {"steps": one}) for one in (GROWN, (*GROWN, 0.2, 0.4, 0.5))),
-    *(
-        ("default", TIS, {"steps": one})
-        for one in ((0.001, 0.001, 0.014), (0.02, 0.02, 0.3), (0.3, 0.3, 0.3))
-    ),
-    *(("default", TIS, {"facts": one}) for one in ({"groups": 20}, {"sequences": 50}, {"tokens": 1000})),
-    *(("default", TIS, one) for one in ({"k3": 0.001001}, {"k3": 1.01}, {"f_2": 0.6}, {"f_2": None})),
-    *(("default", TIS, one) for one in ({"diagnosis": None}, {"facts": {"sequences": 320, "columns": BARE}})),
+    ("healthy", None, *({"k3": 9e-7} | one for one in ({"f_2": 0.6}, OPENED))),
+    ("healthy", None, WELL, WELL | TOTAL, {"k3": 0.000999}, {"k3": 9e-4, "diagnosis": None}),
+    ("undecided", TIS, OPENED, OPENED | {"k3": 9e-4}, OPENED | STALE),
+    ("undecided", BYPASS, OPENED | TOTAL),
+    ("collapse", TIS, STALE, {"steps": (*GROWN, 0.2, 0.4, 0.5)}),
+    ("default", TIS, *({"steps": (k3, k3, last)} for k3, last in ((0.001, 0.014), (0.02, 0.3), (0.3, 0.3)))),
+    ("default", TIS, *({"facts": one} for one in ({"groups": 20}, {"sequences": 50}, {"tokens": 1000}))),
+    ("default", TIS, {"facts": {"sequences": 320, "columns": BARE}}, {"diagnosis": None}),
+    ("default", TIS, {"k3": 0.001001}, {"k3": 1.01}, {"f_2": 0.6}, {"f_2": None}),
     ("default", BYPASS, TOTAL),
 ]
+CASES = [(rule, method, change) for rule, method, *changes in ROWS for change in changes]
 
 
 @pytest.mark.parametrize(("rule", "method", "change"), CASES, ids=str)
@@ -116,17 +107,15 @@ def test_every_rule_and_every_decision_has_a_row():
 
 
 @pytest.mark.parametrize(
-    ("k3", "grows"),
+    ("k3", "last", "grows"),
     [
-        ((1e-3, 1e-3, 4.9e-3), False),
-        ((1e-3, 1e-3, 5.1e-3), True),
-        ((1e-6, 1e-6, 9e-5), False),  # grows, and is still nothing
-        ((1e-6, 1e-6, 1.1e-4), True),
-        ((5.1e-3, 1e-3, 1e-3), False),
+        *((1e-3, last, last > 5e-3) for last in (4.9e-3, 5.1e-3)),
+        *((1e-6, last, last > 1e-4) for last in (9e-5, 1.1e-4)),  # grows, and is still nothing
+        (5.1e-3, 1e-3, False),
     ],
 )
-def test_growth_is_five_times_the_first_third_and_more_than_rounding(k3, grows):
-    assert (growth(given(steps=k3)) is not None) is grows
+def test_growth_is_five_times_the_first_third_and_more_than_rounding(k3, last, grows):
+    assert (growth(given(steps=(k3, min(k3, 1e-3), last))) is not None) is grows
 
 
 @pytest.mark.parametrize(("many", "rule"), [(4, "few"), (5, "healthy")])
@@ -148,48 +137,23 @@ def test_the_families_are_presets_of_their_numerator_and_the_default_is_what_its
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (
-            {},
-            "In 117 simulated regimes with a known gradient nothing beat token TIS at 2.0 by more than 0.1%.",
-        ),
-        ({"steps": GROWN}, "In whole runs every correction lasted longer than none, and none saved a run"),
-        ({"k3": 9e-7}, "Simulated with a known gradient, below a K3 of 0.001: updates without a correction"),
-        ({"facts": {"groups": 3}}, None),
-    ],
-)
-def test_an_answer_says_what_a_decision_rests_on_where_corrections_were_weighed_up(change, said):
-    facts = {one.label: one.sentence for one in answered(advised(given(**change))).facts}
-    assert facts["How sure"].startswith(said) if said else "How sure" not in facts
-
-
-@pytest.mark.parametrize("trainer", TRAINERS)
-@pytest.mark.parametrize("change", [{}, TOTAL], ids=str)
-def test_a_trainer_that_cannot_say_the_default_gets_a_comment_that_says_so(trainer, change):
-    found = advised(given(**change), trainer).recommendation
-    able = trainer in sayable(catalogue.load()[FAMILIES["current" if change else "old"][0]])
-    assert (found.title, found.rule) == (DEFAULT, "default")
-    assert found.config.startswith(f"# {trainer} cannot say") is not able
-
-
-AT_2 = ("rollout_is: token", "rollout_is_threshold: 2.0")
-
-
-@pytest.mark.parametrize(
     ("change", "lines"),
     [
-        ({}, (*AT_2, "bypass_mode: false")),
-        (TOTAL, (*AT_2, "bypass_mode: true")),
+        ({}, ("rollout_is: token", "rollout_is_threshold: 2.0", "bypass_mode: false")),
+        (TOTAL, ("rollout_is: token", "rollout_is_threshold: 2.0", "bypass_mode: true")),
         ({"k3": 9e-7}, ("# recompute for verl",)),
         ({"k3": 9e-7} | TOTAL, ("# ppo_is for verl",)),
     ],
 )
-def test_a_decision_is_said_in_the_trainers_own_syntax(change, lines):
+def test_a_decision_is_said_in_the_trainers_own_syntax_or_that_it_cannot_be(change, lines):
     config = advised(given(**change), "verl").recommendation.config
     assert all(line in config for line in lines)
     assert ("rollout_is: token" in config) is ("k3" not in change)
     assert advised(given(**change)).recommendation.config is None
+    for trainer in TRAINERS if len(lines) == 3 else ():
+        able = trainer in sayable(catalogue.load()[FAMILIES["current" if change else "old"][0]])
+        config = advised(given(**change), trainer).recommendation.config
+        assert config.startswith(f"# {trainer} cannot say") is not able
 
 
 # ---------------------------------------------------------------- real dumps
@@ -224,13 +188,8 @@ def test_a_small_mismatch_needs_no_correction_and_a_stale_run_the_default(name, 
 def test_a_method_has_one_of_each_other_family_beside_it_where_they_were_computed(tmp_path):
     rows, presets = table("stale"), [*FAMILIES["old"], *FAMILIES["current"]]
     for policy, dump in (("old", rows), ("current", rows.drop_columns("old_log_probs"))):
-        found = analyzed(tmp_path, dump, presets)
-        first, *others = FAMILIES[policy]
-        assert (found.recommendation.method, found.recommendation.alternatives) == (first, others)
-        (corrections,) = (one for one in answered(found).tables if one.id == "corrections")
-        assert [row[0] for row in corrections.rows] == [first, *others]
-        own = found.preset(first)
-        assert corrections.rows[0][1:3] == (own["ess_tokens"], own["tokens_rejected"])
+        found = analyzed(tmp_path, dump, presets).recommendation
+        assert [found.method, *found.alternatives] == [*FAMILIES[policy]]
 
 
 def test_two_equal_columns_are_the_same_numbers_twice(tmp_path):
@@ -238,14 +197,6 @@ def test_two_equal_columns_are_the_same_numbers_twice(tmp_path):
     found = analyzed(tmp_path, with_column(rows, "old_log_probs", rows["rollout_log_probs"]))
     assert (found.diagnosis.verdict, found.recommendation.rule) == ("cannot_tell", "identical")
     assert headline(found)[1] == "THE SAME NUMBERS TWICE: was one column copied from the other?"
-
-
-def test_one_token_that_is_logged_7_nats_too_low_is_no_bug_and_changes_no_decision(tmp_path):
-    rows = table("healthy")
-    values = rows["rollout_log_probs"].to_pylist()
-    values[100][np.flatnonzero(rows["response_mask"][100].as_py())[3]] -= 7
-    found = analyzed(tmp_path, with_column(rows, "rollout_log_probs", [values]))
-    assert (found.diagnosis.verdict, found.recommendation.decision) == ("healthy", NO)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,6 @@ OWN = {
     "k3": Preset("", "", reject=(Reject("k3", "mean", upper=0.01),)),
     "band": Preset("", "", reject=(Reject(lower=0.8, upper=5.0),)),
     "icepop": Preset("", "", weight=Weight(action="mask", lower=0.5, upper=2.0)),
-    "dropped_overflow": Preset("", "", weight=Weight(upper=2.0, safety=None, overflow="zero")),
     "two_rules": Preset("", "", reject=(Reject("prob_diff", upper=0.1, lower=-0.2), MEAN)),
     "batch": Preset("", "", reject=(Reject("k2", "batch", upper=0.002),)),
     "normalised": Preset("", "", weight=Weight(upper=2.0, normalize=True)),
@@ -133,12 +132,6 @@ def test_a_looser_bound_keeps_more_and_all_or_nothing_has_a_width(dump):
     none, every = (one.numbers["tokens_weighted"] for one in swept("geo_rs", (1.000001, 100.0), dump).points)
     assert none.value == none.interval[0] == 0 < none.interval[1] < 0.2
     assert 0.8 < every.interval[0] < 1 == every.interval[1] == every.value
-
-
-def test_a_weight_that_float32_cannot_hold_stays_dropped_at_every_threshold(tmp_path):
-    found = swept("dropped_overflow", (1.01, 2.0), write(tmp_path / "d.parquet", [[0.0, 100.0]]))
-    names = ("tokens_weighted", "truncated_high")
-    assert {point.numbers[name].value for point in found.points for name in names} == {0.5}
 
 
 def test_every_bound_has_rising_round_thresholds_and_its_own_and_those_that_do_something_are_shown(dump):
