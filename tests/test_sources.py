@@ -1,11 +1,13 @@
 """Each preset's source names trainer, commit, date, file and lines, or the paper that defines it."""
 
+import inspect
 import re
 import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+from offpol_diag.diagnosis.causes.constants import CopiedMean
 from offpol_diag.presets.catalogue import load
 from offpol_diag.trainers import TRAINERS, table
 
@@ -37,6 +39,11 @@ def test_freshness_lists_every_table_the_one_read_longest_ago_first():
 def test_the_table_that_shows_how_a_trainer_is_added_is_the_trainers_own():
     (shown,) = re.findall(r"```toml\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.DOTALL)
     assert shown == (ROOT / "offpol_diag" / "trainers" / "colossalai.toml").read_text("utf-8")
+
+
+def test_the_class_that_shows_how_a_cause_is_added_is_one_of_them():
+    shown = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.DOTALL)
+    assert shown == [inspect.getsource(CopiedMean)]
 
 
 def test_a_citation_links_to_its_lines():
