@@ -147,16 +147,6 @@ def colder(temperature, policy):
     return changed(policy, lambda logits, seen: logits / temperature)
 
 
-def penalised(policy, size=1.6):
-    """Return a policy with a repetition penalty on the tokens already sampled."""
-
-    def change(logits, seen):
-        raised = logits + 3  # logits have no zero of their own
-        return np.where(seen, np.where(raised > 0, raised / size, raised * size), raised)
-
-    return changed(policy, change)
-
-
 def capped(policy, cap=5.0):
     """Return a policy with a soft cap on its logits."""
     return changed(policy, lambda logits, seen: cap * np.tanh(logits / cap))

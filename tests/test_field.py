@@ -10,9 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from offpol_diag.cli import app
 from offpol_diag.gate import judged, required
 from offpol_diag.report import answered
 from tests.reading import analyze
@@ -59,8 +57,9 @@ def test_a_mismatch_that_no_honest_cause_explains_is_open_and_a_bug_is_among_wha
     assert "numerics" not in {one.id for one in diagnosis.candidates}
 
 
-def test_pieces_that_are_put_back_agree_to_rounding(found):
-    assert found["n01_cp_zigzag"].diagnosis.causes[0].after.k3 < 5e-4
+def test_what_is_mended_agrees_to_rounding(found):
+    for name in ("n01_cp_zigzag", "n11_bf16_positions"):
+        assert found[name].diagnosis.causes[0].after.k3 < 5e-4
 
 
 def test_a_place_is_said_in_prompt_and_response_and_neither_side_is_accused(found):
@@ -84,12 +83,3 @@ def test_a_bug_is_never_called_honest_and_no_gate_passes_it(found, name):
     assert (verdict.passed is True) is honest
     said = " ".join(fact.sentence for fact in answered(found[name]).facts)
     assert ("No sign of one" in said) is honest
-
-
-@pytest.mark.parametrize(
-    ("name", "code"),
-    [("n10_packed_order", 1), ("n02_cp_label_roll", 2), ("n12_tool_unattended", 2), ("n03c_control_lag1", 0)],
-)
-def test_the_gate_ends_with_1_for_a_bug_and_with_2_where_one_is_among_what_fits(name, code):
-    ran = CliRunner().invoke(app, ["gate", str(FIELD / f"{name}.parquet"), "--fail-on", "bug"])
-    assert ran.exit_code == code, ran.output

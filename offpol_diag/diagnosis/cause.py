@@ -67,11 +67,6 @@ class Found:
     where: str = ""
 
     @property
-    def id(self) -> str:
-        """The id of the cause."""
-        return self.cause.id
-
-    @property
     def helps(self) -> bool:
         """Whether the repair brings the tokens concerned at least halfway to the K3 of the others.
 

@@ -112,8 +112,8 @@ def search(rows: Rows) -> tuple[list[Found], Rows]:
         if cause.kind == "sampled" and any(one.cause.kind == "sampled" for one in found):
             continue  # its repair is approximate, or leaves out likely tokens: E[r] is not 1 afterwards
         one = cause.look(rows)
-        ids = {x.id for x in found}
-        if one is None or one.id in ids or not one.helps or (found and one.alone):
+        ids = {x.cause.id for x in found}
+        if one is None or one.cause.id in ids or not one.helps or (found and one.alone):
             continue
         if not one.exact and ids & MISALIGNED:
             continue

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offpol_diag.diagnosis.rows import Flags, Floats, Ints, Rows, alike, clusters
+from offpol_diag.diagnosis.rows import Flags, Floats, Ints, Rows, alike, clusters, numbered
 from offpol_diag.diagnosis.splits import Split, splits
 from offpol_diag.numerals import rounded
 from offpol_diag.result import Location
@@ -184,7 +184,7 @@ def locate(rows: Rows) -> list[Location]:
     level = np.minimum(np.expm1(delta) - delta, CAP)
     if not level.any():
         return []
-    groups = np.unique(np.stack((alike(rows), clusters(rows))), axis=1, return_inverse=True)[1].ravel()
+    groups = numbered(zip(alike(rows).tolist(), clusters(rows).tolist(), strict=True))
     search, every = Search(rows, level, groups[rows.owner]), np.ones(rows.tokens, np.bool_)
     columns = [one for one in map(search.column, splits(rows)) if one]
     alone = [cut for one in columns if (cut := search.best(one, every))]

@@ -345,16 +345,8 @@ class Estimate(NamedTuple):
         return int(np.sign(off)) if abs(off) > bound(self.groups) * self.error else 0
 
 
-def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None, by_group: bool = True) -> Estimate:
-    """Estimate the mean of x over tokens, with a ratio estimator's error over groups.
-
-    Args:
-        rows: the tokens.
-        x: a value of each token, [T].
-        among: flags of the tokens to average over, [T]; None for all.
-        by_group: whether to cluster by prompt; else by sequence.
-    """
-    kept = np.ones(rows.tokens, np.bool_) if among is None else among
-    which = clusters(rows) if by_group else np.arange(rows.sequences)
+def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None) -> Estimate:
+    """Estimate the mean of x over tokens, all or flagged ones, [T] each, with an error over prompts."""
+    kept, which = np.ones(rows.tokens, np.bool_) if among is None else among, clusters(rows)
     total, count = (np.bincount(which, rows.sum(some)) for some in (np.where(kept, x, 0.0), kept))
     return Estimate(*ratio(total[count > 0], count[count > 0]), int((count > 0).sum()))

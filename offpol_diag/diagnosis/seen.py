@@ -136,9 +136,10 @@ NOISE, SYSTEMATIC, SHARED, OTHER_STEP = 0.05, 0.15, 0.25, 0.42
 """Systematic share of r: below the first, noise of single tokens; above the second, not rounding; above the
 third other weights are likelier than quantised ones (these give 10% to 28%, weights of another step 24% to
 50%); above the fourth, surely so."""
-OUTLYING, CLOSE, CARRIED = 0.08, 0.045, 0.8
-"""Largest share of outliers that leaves the other tokens a body of their own; and where these carry the
-mismatch: largest level of a usual token, and least share of K3."""
+SOME, OUTLYING, CLOSE, CARRIED, MOSTLY = 0.001, 0.08, 0.045, 0.8, 0.5
+"""Least share of outliers that are more than a few tokens, and largest that leaves the others a body of their
+own; where these carry the mismatch: largest level of a usual token, and least share of K3; and least share of
+K3 with which they speak for experts."""
 RISING, FLAT = 2.5, 1.5
 """Factor of K3 at larger lags over that at the smallest from which it rises; and up to which it does not."""
 ENOUGH_TOKENS, FEWEST_UNCERTAIN, FAR = 50, 30, 8.0
@@ -156,9 +157,10 @@ class Seen:
             the tokens beyond `FAR` times that, and what these carry of K3.
         share, common: systematic share of r, or None if it cannot be estimated; and in words.
         noise, unsystematic: whether it is measurably none, by answers to a prompt; none beyond rounding.
-        systematic, other_step: whether it is more than quantised weights leave; and surely so.
-        close, few, outlying: whether a usual token is at rounding; whether outliers are few; whether these
-            carry the mismatch, too.
+        shared, systematic, other_step: whether it is more than rounding leaves, than quantised weights leave, and
+            that surely.
+        close, partly: whether a usual token is at rounding; and K3 is not.
+        few, outlying: whether outliers are few; and carry the mismatch.
         in_sync, behind: whether the dump says that every row is at lag 0; that none is.
         lags: lag → K3, of lags with enough tokens; empty if the dump records none.
         over_lag: mean K3 of larger lags over that of the smallest; NaN where there is only one.
@@ -180,16 +182,18 @@ class Seen:
             self.scale = float(np.median(level)) / 0.6745
             far = level > FAR * self.scale
             self.tail, self.carried = float(far.mean()), float(k3[far].sum() / max(k3.sum(), 1e-300))
-        self.close, self.few = self.scale <= ROUNDED, 0.001 < self.tail < OUTLYING
+        self.close, self.few = self.scale <= ROUNDED, SOME < self.tail < OUTLYING
+        self.partly = self.close and self.k3 > HEALTHY_K3
         self.outlying = self.few and self.scale <= CLOSE and self.carried >= CARRIED
 
         self.share, self.common = common(rows), ""
-        self.noise = self.unsystematic = self.systematic = self.other_step = False
+        self.noise = self.unsystematic = self.shared = self.systematic = self.other_step = False
         if self.share is not None:
             value, low, high = self.share.value, self.share.low, self.share.high
             self.noise = answered_again(rows) and high < NOISE
             self.unsystematic = low < NOISE and high < SYSTEMATIC
-            self.systematic, self.other_step = low > SYSTEMATIC and value > SHARED, low > OTHER_STEP
+            self.shared, self.other_step = low >= SYSTEMATIC, low > OTHER_STEP
+            self.systematic = self.shared and value > SHARED
             said, *ends = (percent(max(x, 0.0)) for x in (value, low, high))
             self.common = f"{said} of the variance of r is common to tokens of one kind [{', '.join(ends)}]"
 
@@ -251,7 +255,7 @@ EVIDENCE: dict[str, tuple[str, Callable[[Seen], bool]]] = {
     "close": (f"{USUAL}, as rounding leaves it.", lambda s: s.close and s.tail < OUTLYING),
     "partly": (PARTLY, lambda s: s.close and s.tail >= OUTLYING),
     "beyond rounding": (BEYOND, lambda s: s.k3 > HEALTHY_K3),
-    "outliers": ("{0.outliers}.", lambda s: s.few and s.carried >= 0.5),
+    "outliers": ("{0.outliers}.", lambda s: s.few and s.carried >= MOSTLY),
     "quantised": ("The dump says {0.recorded.quantised}.", lambda s: bool(s.recorded.quantised)),
     "plain": ("The dump says {0.recorded.plain}.", lambda s: bool(s.recorded.plain)),
 }

@@ -48,8 +48,8 @@ class LongContext(Cause):
             if times > best and several and high.mean() > NATS:
                 evidence = (
                     f"tokens {at / 1.5:.0f} to {at}{place} differ by {low.mean():.2g} nats on average, "
-                    f"tokens {at} to {1.5 * at:.0f} by {high.mean():.2g}, {times:.1f} times as much"
                 )
+                evidence += f"tokens {at} to {1.5 * at:.0f} by {high.mean():.2g}, {times:.1f} times as much"
                 words = {"where": f"{at}{place}"}
                 best, found = times, self.of_tokens(evidence, rows, position >= at, words=words)
         return found

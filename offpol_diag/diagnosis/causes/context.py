@@ -65,10 +65,11 @@ class WrongContext(Cause):
         fades = rows.scaled[some & first].mean() > FADES * rows.scaled[some & later].mean()
         if (some & later).sum() < 100 or not fades:
             return None  # later tokens are more certain, and differ as much as that leaves room for
+        first_ones, later_ones = f"{early[falling].mean():.2g}", f"{end[falling].mean():.2g}"
         evidence = (
             f"in {falling.sum():,} of {long.sum():,} longer responses the first {EARLY} tokens differ by "
-            f"{early[falling].mean():.2g} nats on average, those from {LATE} on by {end[falling].mean():.2g}"
         )
+        evidence += f"{first_ones} nats on average, those from {LATE} on by {later_ones}"
         tokens, words = there if part else ~later, {"share": percent(share) if part else "all"}
         return self.of_tokens(evidence, rows, tokens, words=words, approximate=True)
 

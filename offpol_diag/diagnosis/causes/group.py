@@ -45,12 +45,13 @@ class GroupFault(Cause):
             error = np.hypot(*(logs[some].std() / np.sqrt(some.sum()) for some in (at, ~at)))
             times = TIMES if MACHINES.search(name.lower()) else PLAIN_TIMES
             if gap > max(best, ERRORS * error, np.log(times)):
+                where, here, there = f"{name} = {value}", *(np.median(rows.level[x]) for x in (at, ~at))
                 evidence = (
-                    f"mean |Δ| of a sequence is {np.median(rows.level[at]):.2g} nats with {name} = {value} "
-                    f"({int(at.sum()):,} sequences) and {np.median(rows.level[~at]):.2g} with others, medians"
+                    f"mean |Δ| of a sequence is {here:.2g} nats with {where} ({int(at.sum()):,} sequences) "
                 )
+                evidence += f"and {there:.2g} with others, medians"
                 words = {"times": f"{np.exp(gap):.0f}"}
-                rest = {"repaired": rows.only(~at), "words": words, "where": f"{name} = {value}"}
+                rest = {"repaired": rows.only(~at), "words": words, "where": where}
                 best, found = gap, self.of_sequences(evidence, rows, at, **rest)
         return found
 

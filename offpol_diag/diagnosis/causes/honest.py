@@ -10,7 +10,7 @@ from offpol_diag.diagnosis.cause import Cause, Found
 from offpol_diag.diagnosis.numbers import HEALTHY_K3
 from offpol_diag.diagnosis.recorded import FOUR_BITS, Recorded
 from offpol_diag.diagnosis.rows import Rows, jittered, percent
-from offpol_diag.diagnosis.seen import CUT, OUTLYING, RISING, ROUNDED, STALE, SYSTEMATIC, Seen, holding
+from offpol_diag.diagnosis.seen import CUT, OUTLYING, RISING, ROUNDED, STALE, Seen, holding
 
 MOST_K3 = 0.1
 """K3, nats, up to which quantised weights of 8 bits may be the whole cause: the published band above it is
@@ -147,19 +147,14 @@ class Numerics(Cause):
     speaks_against = ("partly", "broad", "grows", "beyond rounding")
 
     def fits(self, seen: Seen) -> bool:
-        if seen.scale <= ROUNDED and seen.k3 > HEALTHY_K3:
-            return False
         little = seen.scale <= 2 * ROUNDED or seen.unsystematic
-        shared = seen.share is not None and seen.share.low >= SYSTEMATIC
-        return little and not (seen.course.back or shared)
+        return little and not (seen.partly or seen.course.back or seen.shared)
 
     def look(self, rows: Rows) -> Found | None:
-        seen, healthy = rows.once(Seen), rows.healthy
-        rounding = seen.scale <= ROUNDED
-        if (rounding and seen.k3 > HEALTHY_K3) or seen.course.high.any():
+        seen = rows.once(Seen)
+        if seen.partly or seen.course.high.any():
             return None
-        shared = seen.share is not None and seen.share.low >= SYSTEMATIC
-        near = rounding and seen.tail < OUTLYING and not shared and (healthy or seen.same_weights)
+        near = seen.close and seen.tail < OUTLYING and not seen.shared and (rows.healthy or seen.same_weights)
         single = seen.noise and seen.scale <= STALE and not seen.changes  # at any lag
         return self.of_all(seen.evidence, rows) if near or single else None
 

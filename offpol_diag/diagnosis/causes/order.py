@@ -159,11 +159,10 @@ class SegmentOrder(Cause):
         hit = rows.sum(tokens) > 0
         if hit.sum() < max(ROWS, SHARE * len(bad)):
             return None
-        evidence = (
-            f"{tokens.sum():,} tokens of {hit.sum():,} sequences equal the other column elsewhere in the row "
-            f"to {np.abs(rows.p - q)[tokens].mean():.2g} nats, in place to {rows.size[tokens].mean():.2g}"
-        )
-        lost = (hit | (rows.level > BAD))[rows.owner] & (np.abs(rows.p - q) > NATS)
+        left, many = np.abs(rows.p - q), f"{tokens.sum():,} tokens of {hit.sum():,} sequences"
+        evidence = f"{many} equal the other column elsewhere in the row to {left[tokens].mean():.2g} nats, "
+        evidence += f"in place to {rows.size[tokens].mean():.2g}"
+        lost = (hit | (rows.level > BAD))[rows.owner] & (left > NATS)
         return Found(self, evidence, rows, tokens, hit, rows.with_q(q).keep(~lost), exact=True)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:

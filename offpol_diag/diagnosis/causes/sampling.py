@@ -136,8 +136,8 @@ class TruncatedSampling(Cause):
     apart = {"rollout_raw_logprobs": "There K1 is negative or E[r] above 1."}
 
     def look(self, rows: Rows) -> Found | None:
-        ratio = estimate(rows, np.exp(np.minimum(rows.delta, CUT)), by_group=False)
         seen = rows.once(Identities.of)
+        ratio = seen.ratio
         if seen.tv < TINY or (1 - ratio.value) / seen.tv < ONE_SIDED or ratio.off(1) >= 0:
             return None
         highest, lowest = (float(np.quantile(rows.delta, part)) for part in (0.995, 0.002))

@@ -8,6 +8,7 @@ import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
 from offpol_diag.diagnosis.rows import CAP, Floats, Ints, Rows, correlation
+from offpol_diag.numerals import counted
 
 LAGS = tuple(lag for k in range(1, 9) for lag in (k, -k))
 OVERLAP, SHARE = 8, 0.03
@@ -69,13 +70,15 @@ class OffByOne(Cause):
         if share > RULE and (mended.level < MENDED).any():  # rows that still differ likely have it too
             mended = mended.only(mended.level < MENDED)
         sequences = rows.sum(tokens) > 0
-        evidence = (
-            f"the columns correlate {apart[0]:.2f} at {k} token{'s' if k > 1 else ''} apart and "
-            f"{round(apart[1], 2) + 0.0:.2f} in place, in {sequences.sum():,} of {rows.sequences:,} sequences"
+        there, here = (
+            f"{apart[0]:.2f} at {counted(k, 'token')} apart",
+            f"{round(apart[1], 2) + 0.0:.2f} in place",
         )
+        some = f"{sequences.sum():,} of {rows.sequences:,} sequences"
+        evidence = f"the columns correlate {there} and {here}, in {some}"
         old, rollout = (f":-{k}", f"{k}:") if lag > 0 else (f"{k}:", f":-{k}")
         words = {
-            "tokens": "one token" if k == 1 else f"{k} tokens",
+            "tokens": "one token" if k == 1 else counted(k, "token"),
             "slice": f"old_log_probs[:, {old}] belongs to rollout_log_probs[:, {rollout}]",
         }
         return Found(self, evidence, rows, tokens, sequences, mended, words=words, exact=True)
