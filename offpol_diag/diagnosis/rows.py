@@ -150,6 +150,15 @@ class Rows:
         which, place = np.cumsum(new[:-1]) - 1, np.arange(self.tokens)
         return place - at[which], at[which + 1] - 1 - place
 
+    @cached_property
+    def again(self) -> Flags:
+        """Whether the id of a token came before in its sequence, [T]; of rows with token ids."""
+        assert self.ids is not None
+        ids = np.unique(self.ids, return_inverse=True)[1]
+        again = np.ones(self.tokens, np.bool_)
+        again[np.unique(self.owner * (int(ids.max()) + 1) + ids, return_index=True)[1]] = False
+        return again
+
     def of(self, sequences: Ints) -> Flags:
         """Return flags of these sequences, [S]."""
         return np.isin(np.arange(self.sequences), sequences)

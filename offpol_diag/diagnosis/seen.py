@@ -157,8 +157,8 @@ class Seen:
             the tokens beyond `FAR` times that, and what these carry of K3.
         share, common: systematic share of r, or None if it cannot be estimated; and in words.
         noise, unsystematic: whether it is measurably none, by answers to a prompt; none beyond rounding.
-        shared, systematic, other_step: whether it is more than rounding leaves, than quantised weights leave, and
-            that surely.
+        shared, systematic, other_step: whether it is more than rounding leaves; more than quantised weights
+            leave; and surely so.
         close, partly: whether a usual token is at rounding; and K3 is not.
         few, outlying: whether outliers are few; and carry the mismatch.
         in_sync, behind: whether the dump says that every row is at lag 0; that none is.

@@ -59,11 +59,7 @@ def visit(rows: Rows) -> Values:
 
 def first_use(rows: Rows) -> Values:
     """Return 1 at the first use of a token id in its response, else 0, [T]."""
-    if rows.ids is None:
-        return None
-    found = np.zeros(rows.tokens)
-    found[np.unique(rows.owner * (int(rows.ids.max()) + 1) + rows.ids, return_index=True)[1]] = 1
-    return found
+    return None if rows.ids is None else 1.0 - rows.again
 
 
 def absolute(rows: Rows) -> Values:

@@ -8,7 +8,7 @@ import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
 from offpol_diag.diagnosis.causes.sampling import fit_temperature
-from offpol_diag.diagnosis.rows import CAP, Flags, Rows, bound, estimate, percent, uncertain
+from offpol_diag.diagnosis.rows import CAP, Rows, bound, estimate, percent, uncertain
 
 UNCERTAIN, FEW = (-8.0, -0.3), 50
 """Range of log π_rollout in which a token is neither certain nor an outlier, nats; fewest of a kind."""
@@ -43,7 +43,7 @@ class RepetitionPenalty(Cause):
     apart = {"special_token": "There fixed ids are off, seen or not."}
 
     def look(self, rows: Rows) -> Found | None:
-        came, delta = seen_before(rows), np.clip(rows.delta, -CAP, CAP)
+        came, delta = rows.again, np.clip(rows.delta, -CAP, CAP)
         some = (rows.q > UNCERTAIN[0]) & (rows.q < UNCERTAIN[1])
         kinds = some & came, some & ~came
         if min(kinds[0].sum(), kinds[1].sum()) < FEW:
@@ -62,17 +62,7 @@ class RepetitionPenalty(Cause):
         return one if one.helps else replace(one, repaired=None)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows | None:
-        return None if rows.ids is None else replace(rows, q=rows.q - 0.6 * seen_before(rows), entropy=None)
-
-
-def seen_before(rows: Rows) -> Flags:
-    """Return whether the id of a token came before in its sequence, [T]."""
-    assert rows.ids is not None
-    ids = np.unique(rows.ids, return_inverse=True)[1]
-    first = np.unique(rows.owner * (int(ids.max()) + 1) + ids, return_index=True)[1]
-    found = np.ones(rows.tokens, bool)
-    found[first] = False
-    return found
+        return None if rows.ids is None else replace(rows, q=rows.q - 0.6 * rows.again, entropy=None)
 
 
 class SpecialToken(Cause):
