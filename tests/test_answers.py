@@ -30,8 +30,6 @@ from offpol_diag.report.words import columns as in_short
 from offpol_diag.result import loads
 from offpol_diag.table import Table
 from tests.factory import (
-    OLD,
-    ROLLOUT,
     dump_facts,
     gates,
     make_comparison,
@@ -42,7 +40,6 @@ from tests.factory import (
     recommendation,
     unknown,
     with_numbers,
-    write,
 )
 from tests.frozen.cases import DUMPS
 
@@ -357,32 +354,6 @@ def test_a_long_list_of_columns_is_counted_in_the_short_form_and_whole_on_the_pa
     assert in_short(dump_facts(ignored=[])).endswith("; none ignored")
 
 
-READING = {
-    "analyze": ("--presets", "token_is", "--no-html"),
-    "doctor": (),
-    "compare": ("--presets", "token_is,seq_mis"),
-    "sweep": ("--preset", "token_is"),
-    "gate": ("--max", "k3=1"),
-}
-
-
-@pytest.mark.parametrize("command", READING)
-def test_every_command_says_which_columns_were_read_and_which_were_ignored(command, tmp_path):
-    names = {"old_log_probs": None, "vllm": ROLLOUT, "rollout_log_probs": None, "train": OLD}
-    dump = write(tmp_path / "a.parquet", **names, mask=[[1] * len(row) for row in OLD], notes=ROLLOUT)
-    more = (*READING[command], "--columns", "rollout=vllm,old=train")
-    ran = CliRunner().invoke(app, [command, dump, *more])
-    assert ran.exit_code == 0, ran.output
-    assert "rollout = vllm, old = train, mask = mask; ignored: notes" in " ".join(ran.stdout.split())
-
-
-def test_two_runs_say_it_of_both(tmp_path):
-    a, b = (write(tmp_path / name, notes=ROLLOUT, **more) for name, more in (("a", {}), ("b", {"host": OLD})))
-    said = " ".join(CliRunner().invoke(app, ["compare", a, b]).stdout.split())
-    assert "A. Columns: rollout_log_probs, old_log_probs, no mask; ignored: notes." in said
-    assert "B. Columns: rollout_log_probs, old_log_probs, no mask; ignored: notes, host." in said
-
-
 # ---------------------------------------------------------------- comparisons
 
 
@@ -399,18 +370,12 @@ def test_a_bug_in_either_run_comes_before_their_comparison(results):
 def test_markdown_holds_the_answer_and_folds_of_the_rest():
     text = markdown(make_summary(gates=[]))
     top, _, folds = text.partition("<details>")
-    for expected in ("| K3 KL | 0.0020 [0.0019, 0.0022]", "**What to do**"):
-        assert expected in top
+    assert "| K3 KL | 0.0020 [0.0019, 0.0022]" in top
     assert len(top.splitlines()) < 60
-    for expected in (
-        "What it rests on",
-        "presets token_is\\`",
-    ):
-        assert expected in folds
-    assert "| khat_sequences | 1.2\\* [1.0, 1.4] (1) |" in text  # with its caution
-    assert "(1) k̂ exceeds 0.67" in text
-    gated = markdown(make_summary(gates=gates()))
-    assert "✗ failed" in gated.partition("<details>")[0]
+    assert "What it rests on" in folds
+    assert "| khat_sequences | 1.2\\* [1.0, 1.4] (1) |" in folds  # with its caution
+    assert "(1) k̂ exceeds 0.67" in folds
+    assert "✗ failed" in markdown(make_summary(gates=gates())).partition("<details>")[0]
 
 
 def test_markdown_escapes_what_would_break_a_table_or_open_a_tag():

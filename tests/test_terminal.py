@@ -20,11 +20,10 @@ from offpol_diag.number import Number
 from offpol_diag.numerals import doubted
 from offpol_diag.report import answered
 from offpol_diag.report.analyze import is_flat
-from offpol_diag.report.answer import Answer, Fact
+from offpol_diag.report.answer import Fact
 from offpol_diag.report.charts import charts
 from offpol_diag.report.terminal import LINES, PIPE_WIDTH, make_console, sparkline
 from offpol_diag.report.terminal import tables as draw
-from offpol_diag.report.terminal import terminal as draw_answer
 from offpol_diag.report.words import grows
 from offpol_diag.result import CandidateCause, Diagnosis, Point, load
 from offpol_diag.table import Table
@@ -86,7 +85,7 @@ def test_the_answer_has_few_lines_and_none_wider_than_the_terminal(results, at, 
     for width, verbose in product((40, 60, 80, 120), (False, True)):
         lines = at(results[name], width, verbose=verbose).splitlines()
         assert [x for x in lines if cell_len(x) > width and "offpol-diag " not in x] == []  # to be copied
-        most = (150 if width == 120 else 400) if verbose else (LINES if width >= 80 else 80)
+        most = (120 if width == 120 else 400) if verbose else (LINES if width >= 80 else 80)
         assert len(lines) <= most
         assert not {"nan", "None", "null"} & set(" ".join(lines).split())
     assert LINES == 36
@@ -170,24 +169,25 @@ def test_a_tail_is_named_by_the_limit_of_its_own_weights(results):
     assert title(0.6, 0.6) == "The tail of the weights is light enough"
 
 
-def test_growth_is_no_collapse_while_the_reward_rises_and_is_told_by_steps_that_grow(results):
-    summary = results["collapse"]
+def with_series(summary, **series):
+    """Return a result with other numbers by step; a bare value keeps its interval."""
     steps = summary.charts.steps
+    changed = {
+        name: [
+            x if isinstance(x, Number) else replace(one, value=x)
+            for one, x in zip(steps.series[name], given, strict=True)
+        ]
+        for name, given in series.items()
+    }
+    found = steps.model_copy(update={"series": steps.series | changed})
+    return summary.model_copy(update={"charts": summary.charts.model_copy(update={"steps": found})})
 
+
+def test_growth_is_no_collapse_while_the_reward_rises_and_is_told_by_steps_that_grow(results):
     def grown(**series):
-        changed = {
-            name: [
-                x if isinstance(x, Number) else replace(one, value=x)
-                for one, x in zip(steps.series[name], given, strict=True)
-            ]
-            for name, given in series.items()
-        }
-        found = steps.model_copy(update={"series": steps.series | changed})
-        return grows(
-            summary.model_copy(update={"charts": summary.charts.model_copy(update={"steps": found})})
-        )
+        return grows(with_series(results["collapse"], **series))
 
-    k3 = [one.value for one in steps.series["k3"]]
+    k3 = [one.value for one in results["collapse"].charts.steps.series["k3"]]
     assert grown() == (
         "It collapses: K3 rises from 0.00072 (step 0) to 0.73 (step 8), while the mean reward falls from "
         "0.55 (first third) to 0.10 (last third)."
@@ -197,15 +197,6 @@ def test_growth_is_no_collapse_while_the_reward_rises_and_is_told_by_steps_that_
     assert grown(reward=[0.1] * 8 + [0.9]) == "It grows: K3 rises from 0.00072 (step 0) to 0.73 (step 8)."
     assert grown(reward=[-1.0] * 8 + [-0.6]) == grown(reward=[0.1] * 9)
     assert grown(k3=[*k3[:-1], 1e-4], reward=[0.1] * 9).endswith("0.0084 (first third) to 0.34 (last third).")
-
-
-def with_steps(summary, values, low):
-    """Return a summary with other values of K3 by step and their lower ends."""
-    steps = summary.charts.steps
-    ends = [(end, 1.0) for end in low] or [None] * len(values)
-    k3 = [Number(value, interval) for value, interval in zip(values, ends, strict=True)]
-    found = steps.model_copy(update={"series": steps.series | {"k3": k3}})
-    return summary.model_copy(update={"charts": summary.charts.model_copy(update={"steps": found})})
 
 
 GREW = [0.001, 0.001, 0.001, 0.02, 0.01, 0.02, 0.03, 0.5, 0.6]
@@ -226,10 +217,10 @@ GREW = [0.001, 0.001, 0.001, 0.02, 0.01, 0.02, 0.03, 0.5, 0.6]
 def test_a_run_whose_k3_grows_is_resumed_before_the_step_that_stays_above_the_gate(
     results, values, low, step, perhaps
 ):
-    found = with_steps(results["collapse"], values, low)
+    ends = [(end, 1.0) for end in low] or [None] * len(values)
+    found = with_series(results["collapse"], k3=list(map(Number, values, ends)))
     todo = fact(found, "What to do")
     said = todo.sentence
-
     first = f"Resume from before step {step}: from there K3 is above 0.015"
     assert said.startswith(f"{first} (perhaps from step {perhaps})." if perhaps else first) is bool(step)
     assert (f"Resume from before step {step}, then use token TIS at 2.0" == todo.title) is bool(step)
@@ -266,26 +257,9 @@ def test_beside_a_bug_and_open_causes_a_run_is_resumed_only_where_that_helps(res
     assert todo("cannot_tell", **open_).startswith("Measure first. Resume from before step 4")
 
 
-def test_candidates_stand_in_their_order_in_text_and_markdown(at):
-    found = [CandidateCause(id="stale", kind="honest", statement=f"Cause {name}.") for name in "abc"]
-    given = Diagnosis(verdict="cannot_tell", headline="Cannot tell.", candidates=found, decide="Measure.")
-    summary = make_summary(gates=[], diagnosis=given)
-
-    for drawn in (at(summary), markdown(summary)):
-        lines = [line.split("Cause ") for line in drawn.splitlines() if "Cause " in line]
-        assert [(place.split()[-1], rest[0]) for place, rest in lines] == [
-            ("1.", "a"),
-            ("2.", "b"),
-            ("3.", "c"),
-        ]
-    assert at(summary, verbose=True).splitlines()[-1] == "explain offpol-diag doctor --explain stale"
-
-
 def test_cautions_stand_before_the_verdict_and_are_cut_where_they_are_many(at):
     notes = [f"note {i}: {'word ' * 60}" for i in range(30)]
-    summary = make_summary(
-        gates=[], dump=dump_facts(notes=notes, skipped={"count": 3, "examples": ["a.p, 7"]})
-    )
+    summary = make_summary(gates=[], dump=dump_facts(notes=notes, skipped=3, skipped_examples=["a.p, 7"]))
     drawn = at(summary).splitlines()
     assert "! 3 rows were skipped as bad; no number here covers them. The first: a.p, 7." in drawn[:5]
     assert "! 28 more: -v" in drawn
@@ -305,8 +279,7 @@ def test_a_curve_shows_its_shape():
     assert sparkline((0.0, 1.0, 2.0, None, 7.0)) == "▁▂▃ █"
     assert sparkline((1.0, 10.0, 100.0), log=True) == sparkline((0.0, 1.0, 2.0))
     assert sparkline((3.0, 3.0)) == "▁▁"
-    for values in ((), (1.0,), (None, None), (float("nan"), float("inf"), 1.0)):
-        assert sparkline(values) == ""
+    assert {sparkline(x) for x in ((), (1.0,), (None, None), (float("nan"), float("inf"), 1.0))} == {""}
 
 
 @pytest.mark.parametrize(
@@ -322,20 +295,6 @@ def test_a_curve_is_flat_where_one_value_lies_within_every_interval(values, halv
     ends = [None if half is None else (x - half, x + half) for x, half in zip(values, halves, strict=True)]
     points = [Point(str(i), x, end) for i, (x, end) in enumerate(zip(values, ends, strict=True))]
     assert is_flat(points) is flat
-
-
-def row_of(text, name):
-    return next(line for line in text.splitlines() if line.startswith(f"{name} "))
-
-
-def test_only_a_curve_that_moves_is_drawn(results, at):
-    row = row_of(at(results["healthy"], 100), "PPL ratio")
-    assert " ".join(row.split()) == "PPL ratio 1.0000 [0.9999, 1.0001] typical no trend 0.9999 to 1.0003"
-    for name in ("K3 KL", "PPL ratio", "ESS, tokens", "Mean reward"):
-        row = row_of(at(results["collapse"], 100), name)
-        assert "→" in row
-        assert set(row) & set("▂▃▄▅▆▇")
-    assert "no trend, 0.9999 to 1.0003" in markdown(results["healthy"])
 
 
 # ---------------------------------------------------------------- tables
@@ -372,16 +331,6 @@ def test_a_caution_is_a_numbered_note_below(grid):
     drawn = grid(Table("t", "A caption", ("preset", "x", "y", "z"), (("row", *cells),)), 60)
     assert "1* (1)  1 (2)  unknown (3)" in drawn
     assert drawn.endswith("(1) a (2) b (3) cannot be known: no c\n")
-
-
-def test_strings_from_a_dump_cannot_drive_the_terminal():
-    evil = "\x1b[31mred\x1b]0;title\x07\x9b2J[bold]x[/bold] :smile:"
-    table = Table("t", evil, (evil, "b"), ((evil, evil),), (evil,))
-    all_evil = Answer(evil, evil, evil, "bad", evil, evil, (evil,), (Fact(evil, evil),), code=((evil, evil),))
-    drawn = draw([evil, table]) + draw_answer(all_evil) + draw_answer(all_evil, quiet=True)
-    drawn += terminal(make_summary(dump=dump_facts(files=[evil], notes=[evil]), gates=[]))
-    assert not set("\x1b\x07\x9b") & set(drawn)
-    assert "[bold]x[/bold] :smile:" in drawn
 
 
 # ---------------------------------------------------------------- pipes

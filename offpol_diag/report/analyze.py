@@ -287,7 +287,7 @@ def _tables(result: Result) -> Iterator[Table]:
         shown: Shown = "more" if axis == "step" else "folded" if axis == "turn" and len(rows) > 1 else "page"
         by = (axis, "tokens", *names)
         yield Table(f"by-{axis}", f"By {found.title}", by, rows[:MOST_PLACES], more, shown)
-    yield dropped_by_length(result, result.presets)
+    yield replace(dropped_by_length(result, result.presets), shown="folded")
     yield pairs(result)
 
 
