@@ -58,8 +58,8 @@ FROZEN = {  # the dumps of tests/frozen
     for name, dump in DUMPS.items()
 }
 VERDICTS = {
-    "analyze": r"Elevated off-policy mismatch: K3 KL is 0\.012 nats per token \[",
-    "doctor": r"Elevated off-policy mismatch: K3 KL is 0\.012 nats per token \[",
+    "analyze": r"ELEVATED off-policy mismatch: K3 KL is 0\.012 nats per token \[",
+    "doctor": r"ELEVATED off-policy mismatch: K3 KL is 0\.012 nats per token \[",
     "presets": r"ESS of tokens: token_is [\d.]+% \[",
     "runs": r"Better in B: K3 KL is 0\.012 .* in A and 0\.00053 .* in B",
     "sweep": r"geo_rs at 1\.001 keeps 22% of the tokens \[",

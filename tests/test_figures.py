@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,20 +16,8 @@ import offpol_diag
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics import BANDS
 from offpol_diag.number import Number
-from offpol_diag.report.plot import (
-    BLUE,
-    COLOURS,
-    LABELS,
-    Panel,
-    chart,
-    curve,
-    escaped,
-    k3_panel,
-    level,
-    logit,
-    look,
-    upright,
-)
+from offpol_diag.report import plot
+from offpol_diag.report.plot import BLUE, LABELS, Panel, chart, curve, k3_panel, upright
 from offpol_diag.result import curve as by_step
 
 SAMPLES = Path(__file__).parents[1] / "sample_data"
@@ -38,28 +27,11 @@ TEN = {"by_step", "by_lag", "drifts", "histogram", "noise", "density", "tail", "
 TEN |= {"thresholds"}
 
 
-def sample(name):
-    return SAMPLES / f"{name}.parquet"
-
-
-RESULTS = {
-    **{
-        name: lambda name=name: offpol_diag.analyze(sample(name), **FEW)
-        for name in ("collapse", "healthy", "quantized", "stale")
-    },
-    "runs": lambda: offpol_diag.compare(sample("stale"), sample("quantized"), device="cpu"),
-}
-CHARTS = {
-    "collapse": TEN,
-    "runs": ("runs_by_step",),
-}
-made: dict[str, offpol_diag.Result] = {}
-
-
+@cache
 def result(name):
-    if name not in made:
-        made[name] = RESULTS[name]()
-    return made[name]
+    if name == "runs":
+        return offpol_diag.compare(SAMPLES / "stale.parquet", SAMPLES / "quantized.parquet", device="cpu")
+    return offpol_diag.analyze(SAMPLES / f"{name}.parquet", **FEW)
 
 
 def drawn(name, figure):
@@ -70,29 +42,29 @@ def drawn(name, figure):
 
 # ---------------------------------------------------------------- what is drawn
 
+CHARTS = {name: TEN - {"by_lag"} for name in ("healthy", "quantized", "stale")}
+CHARTS |= {"collapse": TEN, "runs": {"runs_by_step"}}
 
-@pytest.mark.parametrize("name", RESULTS)
+
+@pytest.mark.parametrize("name", CHARTS)
 def test_plotly_takes_every_figure_and_its_title_is_a_finding(name):
-    report = result(name)
-    assert len(report.figures) == len(set(report.figures))
-    assert set(CHARTS.get(name, ())) <= set(report.figures) <= {*TEN, "where", *CHARTS.get(name, ())}
-    for one in report.figures:
-        found = report.figure(one)  # plotly checks every name and value
+    assert {*result(name).figures} == CHARTS[name]
+    for one in result(name).figures:
+        found = result(name).figure(one)  # plotly checks every name and value
         json.loads(found.to_json(), parse_constant=pytest.fail)
         assert len(found.layout.title.text) > 20
         assert found.layout.template.layout.font.color == "#15181e"
 
 
-@pytest.mark.parametrize("name", ["collapse", "stale", "healthy"])
-def test_curves_by_step_are_the_numbers_of_the_result_with_their_intervals(name):
-    traces, layout = drawn(name, "by_step")
-    summary = result(name)
+def test_curves_by_step_are_the_numbers_of_the_result_with_their_intervals():
+    traces, layout = drawn("collapse", "by_step")
+    summary = result("collapse")
     assert [layout[f"yaxis{end}"]["title"]["text"].split()[0] for end in ("", 2, 3)] == ["K3", "ESS", "mean"]
     for trace, metric in zip(traces, ("k3", "ess_tokens", "reward"), strict=True):
         points = by_step(summary, metric)
         assert trace["y"] == [one.value for one in points]
         assert [*map(str, trace["x"])] == [one.step for one in points]
-    bands = json.loads(result(name).figure("by_step").to_json())["data"]
+    bands = json.loads(summary.figure("by_step").to_json())["data"]
     low, high = ([one.interval[end] for one in by_step(summary, "reward") if one.interval] for end in (0, 1))
     (band,) = [one for one in bands if "fill" in one and one["yaxis"] == "y3"]
     assert band["y"] == [*high, *low[::-1], None]
@@ -162,67 +134,47 @@ def test_the_bands_of_k3_are_named_within_the_axis_and_away_from_the_line():
     named = {one["label"]["text"]: one for one in panel.shapes}
     assert [*named] == [one.name for one in BANDS["k3"]]
     assert (named["typical"]["y1"], named["severe"]["y0"]) == (0.001, 0.1)
-    assert named["severe"]["label"]["textposition"] == "top left"
-    assert named["typical"]["label"]["textposition"] == "top right"
+    sides = [named[one]["label"]["textposition"] for one in ("severe", "typical")]
+    assert sides == ["top left", "top right"]
 
 
 def test_panels_lie_side_by_side_on_axes_of_their_own():
     line = curve(([0, 1], numbers(1, 2), "", BLUE))
-    found = chart(
-        "a", "A title", Panel("x", "y", line), Panel("x", "y", line, shapes=[level(1.0), upright(1.0)])
-    )
-    assert (found.panels, found.layout["grid"]["columns"]) == (2, 2)
+    found = chart("a", "A title", Panel("x", "y", line), Panel("x", "y", line, shapes=[upright(1.0)]))
+    assert found.layout["grid"]["columns"] == 2
     assert [(one["xaxis"], one["yaxis"]) for one in found.data] == [("x", "y")] * 2 + [("x2", "y2")] * 2
-    assert [(one["xref"], one["yref"]) for one in found.layout["shapes"]] == [
-        ("x2 domain", "y2"),
-        ("x2", "y2 domain"),
-    ]
-
-
-def luminance(colour):
-    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    r, g, b = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+    assert [(one["xref"], one["yref"]) for one in found.layout["shapes"]] == [("x2", "y2 domain")]
 
 
 @pytest.mark.parametrize("name", ["light", "dark"])
 def test_lines_and_texts_stand_out_on_the_light_and_on_the_dark_page(name):
-    found = look(name)["layout"]
-    ground = luminance(found["paper_bgcolor"])
+    found = plot.look(name)["layout"]
+
+    def luminance(colour):
+        parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        r, g, b = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
 
     def contrast(colour):
-        low, high = sorted((luminance(colour), ground))
+        low, high = sorted(map(luminance, (colour, found["paper_bgcolor"])))
         return (high + 0.05) / (low + 0.05)
 
-    assert min(map(contrast, COLOURS)) >= 3
+    assert min(map(contrast, plot.COLOURS)) >= 3
     assert min(contrast(one) for one in (found["font"]["color"], found["xaxis"]["tickfont"]["color"])) >= 4.5
 
 
 # ---------------------------------------------------------------- hostile names, odd numbers
 
 
-def texts(value, key=""):
-    """Yield every text of a figure but for templates and fonts."""
-    if isinstance(value, dict):
-        for name, one in value.items():
-            if name not in ("template", "family"):
-                yield from texts(one, name)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from texts(one, key)
-    elif isinstance(value, str):
-        yield value.replace("%{text}<extra>", "").replace("</extra>", "") if key == "hovertemplate" else value
-
-
 def test_hostile_names_are_escaped_in_every_text_of_a_figure():
     lines = curve(([EVIL, f"{EVIL}2"], numbers(1, 2), EVIL, BLUE), where=[EVIL, EVIL])
-    panel = Panel(EVIL, EVIL, lines, LABELS, {}, [level(1.0, EVIL), upright(0.5, EVIL)])
-    found = [*texts(json.loads(chart("a", EVIL, panel).figure().to_json()))]
-    assert sum("href" in text for text in found) > 10
-    for text in found:
-        bare = text.replace("<b>", "").replace("</b>", "").replace("<br>", "")
-        assert not any(sign in bare for sign in ("<", ">", "%{", "$")), text
-    assert escaped("5% of a_b") == "5% of a_b"
+    panel = Panel(EVIL, EVIL, lines, LABELS, {}, [upright(0.5, EVIL)])
+    drawn = json.loads(chart("a", EVIL, panel).figure().to_json())
+    del drawn["layout"]["template"]
+    text = json.dumps(drawn)
+    assert text.count("href") > 10
+    assert [sign for sign in ("<a", "<b>%", "%{x}", "$x") if sign in text] == []
+    assert plot.escaped("5% of a_b") == "5% of a_b"
 
 
 ODD = {
@@ -243,53 +195,32 @@ ODD = {
 @pytest.mark.parametrize("name", ODD)
 def test_odd_series_give_figures_that_plotly_takes(name, mode):
     x, y = ODD[name]
-    found = chart(
-        "a",
-        "title",
-        k3_panel("x", [(x, y, "", BLUE)], **mode),
-        Panel("x", "y", curve((x, y, "", BLUE), **mode)),
-    )
+    points = (x, y, "", BLUE)
+    found = chart("a", "title", k3_panel("x", [points], **mode), Panel("x", "y", curve(points, **mode)))
     json.loads(found.figure().to_json(), parse_constant=pytest.fail)
     known = [y for trace in found.data for y in trace["y"] if y is not None]
     assert all(math.isfinite(y) and abs(y) < 1e308 for y in known)
 
 
-@pytest.mark.parametrize(("p", "place"), [(0.5, 0.0), (0.0, -7.0), (1.0, 7.0), (0.9, 0.9542425)])
-def test_a_probability_has_its_place_by_its_odds(p, place):
-    assert logit(p) == pytest.approx(place, abs=1e-6)
-
-
 # ---------------------------------------------------------------- in Python
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"), [("by_stp", "did you mean by_step"), ("zzz", "there are by_step,")]
-)
-def test_an_unknown_figure_is_named_with_what_there_is(name, hint):
-    with pytest.raises(UsageError) as refused:
-        result("collapse").figure(name)
-    assert f'the result has no figure "{name}"' in refused.value.message
-    assert hint in refused.value.hint
-
-
-def test_a_result_without_charts_has_no_figures():
-    empty = make_summary(by={}, charts={}, gates=[])
-    assert empty.figures == {}
-    with pytest.raises(UsageError, match='no figure "by_step"') as refused:
-        empty.figure("by_step")
-    assert "there are none" in refused.value.hint
+def test_an_unknown_figure_is_named_with_what_there_is():
+    for found, hint in (
+        (result("collapse"), "did you mean by_step"),
+        (make_summary(charts={}), "there are none"),
+    ):
+        with pytest.raises(UsageError, match='the result has no figure "by_stp"') as refused:
+            found.figure("by_stp")
+        assert hint in refused.value.hint
 
 
 def test_no_command_imports_plotly_or_polars(tmp_path):
     """Plotly's objects take 0.3 s to import, and polars is for frames."""
-    healthy = str(sample("healthy"))
-    commands = [
-        ["gate", healthy, "--max", "step:k3=0.1", "-q"],
-        ["analyze", healthy, "--presets", "token_is", "-q", "-o", str(tmp_path / "a.html")],
-    ]
+    dump, page = str(SAMPLES / "healthy.parquet"), str(tmp_path / "a.html")
     code = (
         "import sys\nfrom typer.testing import CliRunner\nfrom offpol_diag.cli import app\n"
-        f"for command in {commands!r}:\n"
+        f"for command in (['gate', {dump!r}, '--max', 'k3=1'], ['analyze', {dump!r}, '-o', {page!r}]):\n"
         "    found = CliRunner().invoke(app, command)\n    assert found.exit_code == 0, found.output\n"
         "assert not {'plotly', 'narwhals', 'polars'} & {name.partition('.')[0] for name in sys.modules}"
     )

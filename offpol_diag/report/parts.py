@@ -11,10 +11,9 @@ from typing import Any
 from offpol_diag.diagnosis.recorded import observed
 from offpol_diag.metrics import BANDS, REGIMES
 from offpol_diag.numerals import counted, rounded
+from offpol_diag.report import tokens
 from offpol_diag.report.answer import Answer
 from offpol_diag.report.plot import Chart
-from offpol_diag.report.tokens import strips, title
-from offpol_diag.report.tokens import tables as of_tokens
 from offpol_diag.result import DumpFacts, Result, Run
 from offpol_diag.table import Cell, Table
 
@@ -64,18 +63,16 @@ def parts(summary: Result, answer: Answer) -> Iterator[Part]:
     for one in tables:
         place = "where" if one.id.startswith("by-") else SECTIONS.get(one.id, "dump")
         found[place].append(replace(one, shown="always", caption="") if one.id in OPEN else one)
-    drawn = {
-        here: tuple(one for one in answer.charts if (one.name == "where") is here) for here in (False, True)
-    }
-    worst = tuple(one for one in of_tokens(summary) if one.rows)
-    yield Part("charts", "What the mismatch looks like", "Charts", charts=drawn[False])
+    yield Part("charts", "What the mismatch looks like", "Charts", charts=answer.charts)
     if found["presets"]:
         yield Part("presets", "Every correction on this dump", "Presets", tables=tuple(found["presets"]))
     if found["where"]:
         some = tuple(found["where"])
-        yield Part("where", "Where the mismatch lives", "Where", charts=drawn[True], tables=some)
-    if worst:
-        yield Part("tokens", title(summary), "Worst", strips=strips(summary), tables=worst)
+        yield Part("where", "Where the mismatch lives", "Where", tables=some)
+    if summary.worst:
+        texts = tokens.strips(summary)
+        rows = () if texts else (tokens.table(summary),)
+        yield Part("tokens", "The worst responses", "Worst", strips=texts, tables=rows)
     yield _dump(summary, (*found["dump"], _bands()))
 
 

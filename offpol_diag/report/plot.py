@@ -32,8 +32,8 @@ Points = tuple[Sequence[Any], Sequence[Number], str, str]
 BLUE, ORANGE, TEAL, PURPLE, GREY = COLOURS = ("#3a82d8", "#d8711c", "#1f9a8a", "#9467d6", "#848c99")
 """Each has a contrast of 3 on the light and on the dark page."""
 TINTS = {"good": "#2f9e6a", "info": "#e0b43c", "warn": "#e07a3c", "bad": "#d6384c"}
-HEIGHT, TITLE = 250, 22
-"""Pixels of a chart, and of a line of its title where it has no page around it."""
+HEIGHT, ALONE = 250, 320
+"""Pixels of a chart on the page, and of one that has its title in it."""
 MARKED, REACH, FARTHEST = 20, 4.0, 1e300
 """Points up to which a line marks each; factor below the smallest value at which a log axis ends, as an
 interval may reach towards 0; values beyond which there is no place."""
@@ -48,26 +48,13 @@ class Chart:
     data: list[Dict]
     layout: Dict
 
-    @property
-    def panels(self) -> int:
-        """How many panels lie side by side."""
-        return int(self.layout.get("grid", {}).get("columns", 1))
-
-    def to_json(self) -> str:
-        """Return traces and layout as plotly reads them."""
-        return json.dumps(
-            {"data": self.data, "layout": self.layout}, ensure_ascii=False, separators=(",", ":")
-        )
-
     def figure(self) -> go.Figure:
         """Return the chart as a figure of plotly, with its title."""
         import plotly.graph_objects as go
 
-        lines = [f"<b>{escaped(line)}</b>" for line in wrap(self.title, 88)]
-        above, style = TITLE * (len(lines) + 1), look("light")
-        title = {"text": "<br>".join(lines), "x": 0.01, "y": 0.97, "yref": "container", "yanchor": "top"}
-        more = {"title": title, "height": HEIGHT + above, "margin": style["layout"]["margin"] | {"t": above}}
-        return go.Figure(self.data, {**self.layout, "template": style, **more})
+        text = "<br>".join(f"<b>{escaped(line)}</b>" for line in wrap(self.title, 88))
+        more = {"template": look("light"), "title": {"text": text}, "height": ALONE}
+        return go.Figure(self.data, {**self.layout, **more})
 
 
 @dataclass(frozen=True)
@@ -84,16 +71,8 @@ class Panel:
 
 def chart(name: str, title: str, *panels: Panel) -> Chart:
     """Return a chart of panels side by side."""
-    data: list[Dict] = []
-    layout: Dict = {"height": HEIGHT, "shapes": []}
-    if len(panels) > 1:
-        layout["grid"] = {
-            "rows": 1,
-            "columns": len(panels),
-            "pattern": "independent",
-            "xgap": 0.22,
-            "ygap": 0.3,
-        }
+    grid = {"rows": 1, "columns": len(panels), "pattern": "independent", "xgap": 0.22, "ygap": 0.3}
+    data, layout = list[Dict](), Dict(height=HEIGHT, grid=grid, shapes=[])
     for end, panel in zip(("", *map(str, range(2, len(panels) + 1))), panels, strict=True):
         layout[f"xaxis{end}"] = {"title": {"text": escaped(panel.across)}, **panel.x}
         layout[f"yaxis{end}"] = {"title": {"text": escaped(panel.up)}, **panel.y}
@@ -105,7 +84,7 @@ def chart(name: str, title: str, *panels: Panel) -> Chart:
 
 
 def look(name: Literal["light", "dark"]) -> Dict:
-    """Return the template of plotly that all charts share."""
+    """Return the template of plotly that all charts share: its colours are those of the page."""
     text = (TEMPLATES / "look.json").read_text(encoding="utf-8")
     return dict(json.loads(Template(text).safe_substitute(json.loads(text)[name]))["template"])
 
@@ -120,13 +99,7 @@ def escaped(text: str) -> str:
 # ---------------------------------------------------------------- traces, axes, and what lies behind them
 
 
-def curve(
-    points: Points,
-    /,
-    where: Sequence[str] = (),
-    floor: float = -FARTHEST,
-    **more: Any,
-) -> list[Dict]:
+def curve(points: Points, /, where: Sequence[str] = (), floor: float = -FARTHEST, **more: Any) -> list[Dict]:
     """Return a line and its 95% band; with `mode="markers"`, points and their 95% intervals.
 
     Args:
@@ -136,42 +109,41 @@ def curve(
         more: what else differs in the trace.
     """
     x, numbers, name, colour = points
-    y = [placed(one.value) for one in numbers]
+    y = [one.value if one.value is not None and abs(one.value) < FARTHEST else None for one in numbers]
     said = zip(where or map(str, x), numbers, strict=True)
-    trace: Dict = {
+    shared: Dict = {
         "type": "scatter",
-        "mode": "lines+markers" if len(y) <= MARKED else "lines",
         "x": [escaped(at) if isinstance(at, str) else at for at in x],
+        "name": escaped(name),
+        "legendgroup": escaped(name),
+        "showlegend": bool(name),
+    }
+    line = shared | {
+        "mode": "lines+markers" if len(y) <= MARKED else "lines",
         "y": y,
         "line": {"color": colour},
         "marker": {"color": colour},
         "text": [escaped(minus(f"{at}: {say(one)}")) for at, one in said],
         "hovertemplate": f"%{{text}}<extra>{escaped(name)}</extra>",
     }
-    shared = {"name": escaped(name), "legendgroup": escaped(name)}
-    ends: list[tuple[Any, float, float, float] | None] = []
-    for at, value, one in zip(trace["x"], y, numbers, strict=True):
-        low, high = one.interval or (0.0, 0.0)
-        sure = one.interval is not None and value is not None
-        ends.append((at, value or 0.0, max(low, floor), min(high, FARTHEST)) if sure else None)
-    if "mode" in more and any(ends):
-        up, down = ([abs(end[side] - end[1]) if end else 0 for end in ends] for side in (3, 2))
-        trace["error_y"] = {"array": up, "arrayminus": down, "color": colour}
-    found = [trace | shared | {"showlegend": bool(name)} | more]
-    if "mode" in more or not any(ends):
-        return found
+    ends = [None if at is None else one.interval for at, one in zip(y, numbers, strict=True)]
+    low, high = ([end and min(max(end[side], floor), FARTHEST) for end in ends] for side in (0, 1))
+    if not any(ends):
+        return [line | more]
+    if "mode" in more:
+        up, down = (
+            [0 if end is None or at is None else abs(end - at) for end, at in zip(side, y, strict=True)]
+            for side in (high, low)
+        )
+        return [line | {"error_y": {"array": up, "arrayminus": down, "color": colour}} | more]
     across, outline = list[Any](), list[float | None]()
-    for known, run in groupby(ends, bool):
-        some = [end for end in run if end]
-        across += [*(end[0] for end in some), *(end[0] for end in some[::-1]), None] if known else []
-        outline += [*(end[3] for end in some), *(end[2] for end in some[::-1]), None] if known else []
-    band = {"type": "scatter", "mode": "none", "x": across, "y": outline, "fill": "toself"}
-    return [band | shared | {"fillcolor": f"{colour}2e", "hoverinfo": "skip", "showlegend": False}, *found]
-
-
-def placed(value: float | None) -> float | None:
-    """Return a value that has a place on an axis, else None."""
-    return value if value is not None and abs(value) < FARTHEST else None
+    for known, run in groupby(range(len(ends)), lambda at: ends[at] is not None):
+        if known:  # there along the upper ends and back along the lower ones
+            there = [*run]
+            across += [*(shared["x"][at] for at in (*there, *there[::-1])), None]
+            outline += [*(high[at] for at in there), *(low[at] for at in there[::-1]), None]
+    band = {"mode": "none", "x": across, "y": outline, "fill": "toself", "fillcolor": f"{colour}2e"}
+    return [shared | band | {"hoverinfo": "skip", "showlegend": False}, line | more]
 
 
 def plain(values: Iterable[float | None], unit: str = "") -> list[Number]:
@@ -185,27 +157,26 @@ def k3_panel(
     """Return K3 on a log axis that is tinted by its bands; these are named on a side where no line ends."""
     known = [one for line in lines for one in line[1] if one.value and 0 < one.value < FARTHEST]
     values = [one.value or 0.0 for one in known] or [1.0]
-    low, high = ([one.interval[end] for one in known if one.interval] for end in (0, 1))
-    ends = max(min((*values, *low)), min(values) / REACH) / 1.2, min(max((*values, *high)), FARTHEST) * 1.2
+    reached = [*values, *(end for one in known for end in one.interval or ())]
+    low, high = max(min(reached), min(values) / REACH) / 1.2, min(max(reached), FARTHEST) * 1.2
+    later = [one.value or 0.0 for line in lines for one in line[1][len(line[1]) // 2 :]]
     bands = []
     for one in BANDS["k3"]:
-        bottom, top = max(one.low or 0.0, ends[0]), min(one.high or math.inf, ends[1])
+        bottom, top = max(one.low or 0.0, low), min(one.high or math.inf, high)
         if bottom < top:
-            later = [one.value or 0.0 for line in lines for one in line[1][len(line[1]) // 2 :]]
-            taken = any(bottom <= value < top for value in later)
-            room = math.log(top / bottom) > 0.12 * math.log(ends[1] / ends[0])
-            label = {"text": one.name if room else "", "textposition": f"top {'left' if taken else 'right'}"}
+            side = "left" if any(bottom <= value < top for value in later) else "right"
+            room = math.log(top / bottom) > 0.12 * math.log(high / low)
+            label = {"text": one.name if room else "", "textposition": f"top {side}"}
             bands.append(tint(bottom, top, tone(one.name)) | {"label": label})
-    span = ends[1] / ends[0]
-    axis = LOG | {"range": [*map(math.log10, ends)], "dtick": 1 if span > 50 else "D2" if span > 5 else "D1"}
-    axis |= {"tickformat": "~e"} if ends[0] < 1e-4 else {}
-    traces = [trace for line in lines for trace in curve(line, floor=ends[0], **more)]
+    ticks = 1 if high > 50 * low else "D2" if high > 5 * low else "D1"
+    axis = LOG | {"range": [math.log10(low), math.log10(high)], "dtick": ticks}
+    traces = [trace for line in lines for trace in curve(line, floor=low, **more)]
     return Panel(across, "K3 KL, nats per token", traces, x or {}, axis, [*bands, *shapes])
 
 
-def tint(low: float, high: float, tone_: str) -> Dict:
+def tint(low: float, high: float, shade: str) -> Dict:
     """Return a shaded range of y."""
-    look = {"type": "rect", "fillcolor": TINTS[tone_], "opacity": 0.11, "line": {"width": 0}}
+    look = {"type": "rect", "fillcolor": TINTS[shade], "opacity": 0.11, "line": {"width": 0}}
     return {"xref": "x domain", "x0": 0, "x1": 1, "y0": low, "y1": high, **look}
 
 
@@ -214,12 +185,6 @@ def upright(x: float, text: str = "", **label: Any) -> Dict:
     usual = {"textangle": 0, "textposition": "end", "xanchor": "left", "yanchor": "top"}
     ends = {"yref": "y domain", "x0": x, "x1": x, "y0": 0, "y1": 1}
     return {"type": "line", **ends, "label": {"text": escaped(text), **usual, **label}}
-
-
-def level(y: float, text: str = "") -> Dict:
-    """Return a dashed line at y, with a name at its end."""
-    label = {"text": escaped(text), "textposition": "end", "yanchor": "top"}
-    return {"type": "line", "xref": "x domain", "x0": 0, "x1": 1, "y0": y, "y1": y, "label": label}
 
 
 def steps_axis(steps: Sequence[float]) -> Dict:

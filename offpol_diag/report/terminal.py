@@ -184,7 +184,7 @@ def _shorten(said: Sequence[Paragraph], room: int, width: int) -> None:
 
 def _bottom(answer: Answer, width: int, verbose: bool) -> list[Row]:
     """Return findings of charts, what can be pasted, how it was made, and how to go on."""
-    found = [one.title for one in answer.charts if one.name != "where"] if verbose else []
+    found = [one.title for one in answer.charts] if verbose else []
     rows: list[Row] = [("", "")] if found else []
     rows += [row for text in found for row in _text(f"• {text}", width, indent=2)]
     for caption, code in answer.code:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from offpol_diag import files
 from offpol_diag.errors import UsageError, install
@@ -17,12 +17,9 @@ from offpol_diag.table import Cell, Table
 
 STEPS = (1.1, 2.0, 10.0, 1000.0)
 """Factors between the policies at which the colour of a token changes."""
-SEQUENCES = ("sequence", "step", "length", "K3, mean", "ΣΔ, nats", "max |Δ|, nats")
-NOTE = "Positions count from 0. Log-probs in nats; Δ = log π_train − log π_rollout."
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """A token: its text, its colour (n1 to n4: less likely under the trainer; p1 to p4), a remark."""
 
     text: str
@@ -30,8 +27,7 @@ class Token:
     remark: str
 
 
-@dataclass(frozen=True)
-class Response:
+class Response(NamedTuple):
     """A response as a strip of tokens."""
 
     name: str
@@ -39,67 +35,27 @@ class Response:
     tokens: tuple[Token, ...]
 
 
-@dataclass(frozen=True)
-class Strips:
-    """The worst responses."""
-
-    worst: tuple[Response, ...]
-    open: int = 2
-
-
-def strips(summary: Result) -> Strips | None:
-    """Return the worst responses as strips; None where the texts of their tokens are not known."""
-    texts = summary.charts.token_texts
-    worst = tuple(_response(one, texts) for one in summary.worst if one.token_ids)
-    return Strips(worst) if worst and texts else None
-
-
-def tables(summary: Result) -> Iterator[Table]:
-    """Yield the worst sequences."""
-    caption = f"{counted(len(summary.worst), 'sequence')} with the largest mean K3"
-    yield _told(Table("worst-sequences", caption, SEQUENCES, [*map(_sequence, summary.worst)]))
-
-
-def _told(table: Table) -> Table:
-    """Return a table without columns that the dump lacks, which the notes name."""
-    notes = (NOTE, *(f"The dump does not say: {table.header[i]}." for i in table.empty))
-    rows = [["not in the dump" if cell is None else cell for cell in row] for row in table.rows]
-    return replace(table, rows=rows, notes=notes, shown="page").without(table.empty)
-
-
-def title(summary: Result) -> str:
-    """Return a finding on the worst responses: their step and reward."""
-    worst = summary.worst
-    if not worst:
-        return "Worst sequences"
-    many = f"The {counted(len(worst), 'worst response')}"
-    steps = [one.step for one in worst if one.step is not None]
-    usual = max(set(steps), key=steps.count) if steps else None
-    several = len(summary.at("step")) > 1
-    parts = [f"{steps.count(usual)} come from step {usual}"] if usual is not None and several else []
-    rewards = {one.reward for one in worst}
-    if len(rewards) == 1 and None not in rewards and len(worst) > 1:
-        parts.append(f"all scored {rounded(rewards.pop())}")
-    return f"{many}: {', and '.join(parts)}" if parts else many
+def strips(result: Result) -> tuple[Response, ...]:
+    """Return the worst responses as strips; none where the texts of their tokens are not known."""
+    texts = result.charts.token_texts
+    return tuple(_response(one, texts) for one in result.worst if one.token_ids and texts)
 
 
 def _response(one: WorstSequence, texts: Mapping[str, str]) -> Response:
-    facts = [f"step {one.step}"] if one.step is not None else []
-    facts += [f"lag {one.policy_lag}"] if one.policy_lag is not None else []
-    facts += [f"{one.length} tokens", f"mean K3 {rounded(one.k3_mean)}"]
-    facts += [f"reward {rounded(one.reward)}"] if one.reward is not None else []
-    facts += [f"from token {one.first}"] if one.first else []
-    ids = [texts.get(str(token), str(token)) for token in one.token_ids]
-    found: list[Token] = []
-    for place, delta in enumerate(one.log_ratios):
-        if place and one.positions[place] != one.positions[place - 1] + 1:
-            gap = one.positions[place] - one.positions[place - 1] - 1
-            found.append(Token(f"[{gap} masked]", "mk", ""))
-        q, p = (math.exp(min(logs[place], 700)) for logs in (one.rollout_log_probs, one.train_log_probs))
-        look = shade(delta)
-        said = f"position {one.positions[place]}: Δ {delta:+.3g}, π_rollout {q:.3g}, π_train {p:.3g}"
-        found.append(Token(ids[place], look, said if look[1:] in ("3", "4") else ""))
-    return Response(one.sequence_id, " · ".join(facts), tuple(found))
+    named = {"step": one.step, "lag": one.policy_lag, "tokens": one.length, "mean K3": rounded(one.k3_mean)}
+    named |= {"reward": None if one.reward is None else rounded(one.reward), "from token": one.first or None}
+    found, last = list[Token](), one.positions[0] - 1
+    for token, at, delta, *logs in zip(
+        one.token_ids, one.positions, one.log_ratios, one.rollout_log_probs, one.train_log_probs, strict=True
+    ):
+        if at > last + 1:
+            found.append(Token(f"[{at - last - 1} masked]", "mk", ""))
+        q, p = (math.exp(min(log, 700)) for log in logs)  # log-probs above 0 are a bug, and may be any
+        remark = f"position {at}: Δ {delta:+.3g}, π_rollout {q:.3g}, π_train {p:.3g}"
+        found.append(Token(texts.get(str(token), str(token)), shade(delta), remark))
+        last = at
+    facts = " · ".join(f"{name} {value}" for name, value in named.items() if value is not None)
+    return Response(one.sequence_id, facts, tuple(found))
 
 
 def shade(delta: float) -> str:
@@ -108,12 +64,16 @@ def shade(delta: float) -> str:
     return f"{'n' if delta < 0 else 'p'}{strength}" if strength else ""
 
 
-# ---------------------------------------------------------------- tables
-
-
-def _sequence(one: WorstSequence) -> tuple[Cell, ...]:
-    numbers = (one.k3_mean, one.log_ratio_sum, one.max_abs_log_ratio)
-    return (one.sequence_id, one.step, one.length, *(Number(value=value) for value in numbers))
+def table(result: Result) -> Table:
+    """Return the worst responses, without columns that the dump lacks."""
+    rows: list[tuple[Cell, ...]] = []
+    for one in result.worst:
+        numbers = (one.k3_mean, one.log_ratio_sum, one.max_abs_log_ratio)
+        rows.append((one.sequence_id, one.step, one.length, *(Number(value=x) for x in numbers)))
+    caption = f"{counted(len(rows), 'sequence')} with the largest mean K3"
+    header = ("sequence", "step", "length", "K3, mean", "ΣΔ, nats", "max |Δ|, nats")
+    found = Table("worst-sequences", caption, header, rows, shown="page")
+    return found.without(found.empty)
 
 
 # ---------------------------------------------------------------- texts of ids, from a tokenizer.json
@@ -126,13 +86,13 @@ NO_TEXT = "\ufffd"
 """What a tokenizer decodes bytes to that are no text by themselves."""
 
 
-def with_texts(summary: Result, path: Path | None) -> Result:
+def with_texts(result: Result, path: Path | None) -> Result:
     """Add the text of every token id that a report shows, if a tokenizer.json is given.
 
     White space is made visible, and a token without a text of its own has its name in the vocabulary.
     """
     if path is None:
-        return summary
+        return result
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
@@ -144,7 +104,7 @@ def with_texts(summary: Result, path: Path | None) -> Result:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         what = f"--tokenizer: cannot read {printable(str(path))}: {printable(str(reason))}"
         raise UsageError(what, "give the tokenizer.json beside the model's weights") from None
-    ids = {one for row in summary.worst for one in row.token_ids}
+    ids = {one for row in result.worst for one in row.token_ids}
     texts = {}
     for one in sorted(one for one in ids if 0 <= one < 1 << 32):
         text = tokenizer.decode([one], skip_special_tokens=False)
@@ -152,5 +112,5 @@ def with_texts(summary: Result, path: Path | None) -> Result:
             text = tokenizer.id_to_token(one) or ""
         if text:
             texts[str(one)] = printable(text.translate(SHOWN))
-    charts = summary.charts.model_copy(update={"token_texts": texts})
-    return summary.model_copy(update={"charts": charts})
+    charts = result.charts.model_copy(update={"token_texts": texts})
+    return result.model_copy(update={"charts": charts})
