@@ -274,7 +274,7 @@ class Subset(Model):
     """A subset of the tokens or of the sequences: its size, share and means over their sequences."""
 
     count: Whole
-    numbers: Numbers = Field(description="share, length, reward")
+    numbers: Numbers = Field(description="share, length, log_ratio, reward")
 
 
 class LostSequence(NamedTuple):

@@ -122,12 +122,14 @@ def brute(ours, theirs, rows):
     """Compute what is dropped by its definition, of tokens and of sequences; rewards are the row's number."""
     tokens, whole = [], []
     for at, s in enumerate(oracles.sequences(rows)):
-        mine, other = left(s, ours), left(s, theirs)
-        tokens += [(s.n, at) for kept, theirs_ in zip(mine, other, strict=True) if theirs_ and not kept]
+        mine, other, delta = left(s, ours), left(s, theirs), s.delta("old")
+        each = zip(mine, other, delta, strict=True)
+        tokens += [(s.n, d, at) for kept, theirs_, d in each if theirs_ and not kept]
         if any(other) and not any(mine):
-            whole.append((s.n, at))
+            whole.append((s.n, math.fsum(delta), at))
     for some in (tokens, whole):
-        yield len(some), dict(zip(("length", "reward"), np.mean(some, axis=0), strict=True)) if some else {}
+        means = zip(("length", "log_ratio", "reward"), np.mean(some or [[0] * 3], axis=0), strict=True)
+        yield len(some), dict(means) if some else {}
 
 
 @pytest.mark.parametrize(("first", "batch_tokens"), [(SOME[0], 1 << 18), (SOME[1], 200)])

@@ -121,7 +121,8 @@ def _sequence(terms: Terms, at: int, k3_mean: Array) -> Row:
 
 def worst(state: State) -> list[WorstSequence]:
     """Read the worst sequences."""
-    return state.records["worst"].read(WorstSequence)
+    found: list[WorstSequence] = state.records["worst"].read(WorstSequence)
+    return found
 
 
 # ---------------------------------------------------------------- the sample of the diagnosis
@@ -275,10 +276,12 @@ def _plain(x: Any) -> Any:
 EXAMPLES = 5
 EVERY = "every"
 """Prefix of the columns over all tokens and all sequences."""
-LENGTH = Formula(
-    "length", "mean length of their sequences", mean("length", "count"), "tokens", within=AS_SEEN
+MEANS = (
+    Formula("length", "mean length of their sequences", mean("length", "count"), "tokens", within=AS_SEEN),
+    Formula("log_ratio", "mean Δ; of sequences mean ΣΔ", mean("log_ratio", "count"), "nats"),
+    Formula("reward", "mean reward of their sequences", mean("reward", "count"), within=AS_SEEN),
 )
-REWARD = Formula("reward", "mean reward of their sequences", mean("reward", "count"), within=AS_SEEN)
+"""Means of a subset of tokens or sequences."""
 
 
 def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Preset]]) -> State:
@@ -288,11 +291,12 @@ def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Pr
     """
     tokens, batch, runs = terms.tokens, terms.tokens.batch, terms.tokens.sequences
     columns, records = dict(tokens.counts), dict[str, Any]()
-    sizes = np.nan_to_num(runs.sum(terms.log_ratio))
+    total = runs.sum(terms.log_ratio)
+    sizes = np.nan_to_num(total)
 
-    def add(name: str, **counts: Array) -> None:
-        for unit, count in counts.items():  # of each sequence, [S]
-            sums = {"count": count, "length": count * runs.n}
+    def add(name: str, **units: tuple[Array, Array]) -> None:
+        for unit, (count, log_ratio) in units.items():  # how many of each sequence, and their ΣΔ, [S]
+            sums = {"count": count, "log_ratio": log_ratio, "length": count * runs.n}
             sums |= {} if batch.rewards is None else {"reward": count * batch.rewards}
             columns.update({f"{name}|{unit}.{column}": x for column, x in sums.items()})
 
@@ -305,11 +309,14 @@ def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Pr
         weighted: Array = found & (some if own.weight.on_tokens else runs.spread(some))
         return weighted
 
-    add(EVERY, tokens=runs.n, sequences=tokens.filled)
+    add(EVERY, tokens=(runs.n, total), sequences=(tokens.filled, total))
     for ours, theirs in pairs:
         name, mine = f"{ours.name}>{theirs.name}", kept(ours)
-        many = runs.count(kept(theirs) & ~mine)
-        add(name, tokens=many, sequences=floats((many > 0) & (runs.count(mine) == 0)))
+        lost = kept(theirs) & ~mine
+        many = runs.count(lost)
+        whole = (many > 0) & (runs.count(mine) == 0)
+        of_lost = runs.sum(np.where(lost, terms.log_ratio, 0.0))
+        add(name, tokens=(many, of_lost), sequences=(floats(whole), np.where(whole, total, 0.0)))
         examples = []
         for at in _largest(np.abs(sizes) * (many > 0), EXAMPLES).tolist():
             reward = None if batch.rewards is None else float(batch.rewards[at])
@@ -324,11 +331,10 @@ def dropped(state: State, seed: int, pairs: Sequence[tuple[Preset, Preset]]) -> 
     reader, drops = Reader.of(state.tables["drops"], seed, state.many), list[Drops]()
 
     def subset(name: str, unit: str) -> Subset:
-        prefix, of = f"{name}|{unit}.", mean("count", unit)
-        rows = Formula("share", f"share of all {unit}", of, "fraction", unit), LENGTH, REWARD
-        rewarded = "reward" in reader.drawn
-        numbers = {row.name: reader.number(row, prefix) for row in rows[: 2 + rewarded]}
-        numbers |= {} if rewarded else {REWARD.name: missing(REWARD, ["rewards"])}
+        prefix, rewarded = f"{name}|{unit}.", "reward" in reader.drawn
+        share = Formula("share", f"share of all {unit}", mean("count", unit), "fraction", unit)
+        numbers = {row.name: reader.number(row, prefix) for row in (share, *MEANS[: 2 + rewarded])}
+        numbers |= {} if rewarded else {"reward": missing(MEANS[2], ["rewards"])}
         return Subset(count=round(reader.sum(f"{prefix}count")), numbers=numbers)
 
     for ours, theirs in pairs:
