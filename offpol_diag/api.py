@@ -84,19 +84,14 @@ Attention = Annotated[str | None, Option(help="Of transformers: sdpa, eager, fle
 Saved = Annotated[File, Argument(metavar="RESULT.json", help="What --json wrote; - is stdin.")]
 
 
-class Reads(TypedDict, total=False):
-    """How a dump is read."""
-
-    columns: Columns
-    on_bad_row: OnBadRow
-
-
-class Computes(Reads, total=False):
+class Computes(TypedDict, total=False):
     """How a dump is read, and how numbers are computed; none depends on device, engine, threads or batches.
 
     `progress` is called with rows done and in all; `batch_tokens` are computed at once.
     """
 
+    columns: Columns
+    on_bad_row: OnBadRow
     group_by: GroupBy
     device: Device
     engine: Engine
@@ -303,8 +298,9 @@ def rescore(
     attention: Attention = None,
     device: Device = "auto",
     seed: Seed = 0,
+    columns: Columns = None,
+    on_bad_row: OnBadRow = "error",
     progress: Any = None,
-    **how: Unpack[Reads],
 ) -> Result:
     """Who is wrong, the engine or the trainer? The run's model scores the responses again: a third opinion.
 
@@ -317,14 +313,23 @@ def rescore(
     from offpol_diag.files import TemporaryFolder
     from offpol_diag.rescore.command import rescored
 
-    given = locals()
-    names = ("base", "max_length", "dtype", "attention", "device", "seed", "progress")
-    asked: dict[str, Any] = {name: given[name] for name in names} | _reading(how)
-    asked |= {"sample": sample or None, "tries": words(tries)}
     with in_files(what) as (paths, label), TemporaryFolder() as folder:
         target = folder.path / "rescored.parquet" if to is None else Path(to)
-        reference, columns = rescored(paths, model, target, LOG.info, **asked)
-        again = Computes(seed=seed, device="cpu", columns=columns)
+        reference, read = rescored(
+            *(paths, model, target, LOG.info),
+            columns=pairs(columns) or None,
+            on_bad_row=on_bad_row,
+            sample=sample or None,
+            tries=words(tries),
+            base=base,
+            max_length=max_length,
+            dtype=dtype,
+            attention=attention,
+            device=device,
+            seed=seed,
+            progress=progress,
+        )
+        again = Computes(seed=seed, device="cpu", columns=read)
         with _opened(str(target), again) as dump:
             dump.info = replace(dump.info, files=(label,), given=()) if label else dump.info
             found = _judged("rescore", _examined(dump, again), advise=False)
@@ -359,16 +364,12 @@ def _opened(what: What, how: Mapping[str, Any]) -> Iterator[Dump]:
     from offpol_diag.dump.convert import in_files, open_dump
     from offpol_diag.run.threads import TOKENS
 
-    size, groups = how.get("batch_tokens") or TOKENS, words(how.get("group_by"))
+    asked = {"columns": pairs(how.get("columns")) or None, "on_bad_row": how.get("on_bad_row", "error")}
+    asked |= {"batch_tokens": how.get("batch_tokens") or TOKENS, "group_by": words(how.get("group_by"))}
     with in_files(what) as (paths, label):
-        dump = open_dump(paths, batch_tokens=size, group_by=groups, **_reading(how))
+        dump = open_dump(paths, **asked)
         dump.info = replace(dump.info, given=() if label else tuple(map(clean, paths)))
         yield dump
-
-
-def _reading(how: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments on reading a dump."""
-    return {"columns": pairs(how.get("columns")) or None, "on_bad_row": how.get("on_bad_row", "error")}
 
 
 def _computing(how: Mapping[str, Any]) -> dict[str, Any]:

@@ -742,13 +742,10 @@ def at_steps(summary: Result) -> list[Place]:
 
 def curve(summary: Result, name: str) -> list[Point]:
     """Return a number of the main pair of policies by training step."""
-    if steps := summary.charts.steps:
-        numbers = [*zip(map(str, steps.last), steps.series.get(name, []), strict=False)]
-    else:  # places have numbers of the main pair without its prefix
-        prefix, none = summary.prefix, Number()
-        each = at_steps(summary)
-        numbers = [(one.key, one.numbers.get(prefix + name, one.numbers.get(name, none))) for one in each]
-    return [Point(step, one.value, one.interval) for step, one in numbers]
+    if not (steps := summary.charts.steps):
+        return []
+    pairs = zip(map(str, steps.last), steps.series.get(name, []), strict=False)
+    return [Point(step, one.value, one.interval) for step, one in pairs]
 
 
 def apart_in_sync(summary: Result) -> tuple[Point, Point] | None:
