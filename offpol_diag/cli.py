@@ -285,7 +285,7 @@ def convert(asked: dict[str, Any], own: Any) -> None:
         raise UsageError("convert needs files and a target", "offpol-diag convert DUMP… --to out.parquet")
     check_targets([asked["to"]], asked["what"])
     made = api.convert(**asked)
-    for said in (*made.notes, f"{asked['to']}: {made.sequences:,} sequences, {made.tokens:,} tokens"):
+    for said in (*made.notes, f"{asked['to']}: {made.sequences:,} sequences"):
         note(printable(said), own.quiet)
 
 

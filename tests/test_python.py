@@ -134,7 +134,7 @@ def test_a_function_gives_what_its_command_writes_but_for_time_and_memory(line, 
         (pd.DataFrame({"a": [1, "x"]}), "cannot be read from pandas.DataFrame"),
         (
             {"rollout_log_probs": torch.zeros(2, 3, device="meta"), "old_log_probs": torch.zeros(2, 3)},
-            "the device meta, which holds no numbers",
+            "Cannot copy out of meta tensor",
         ),
         (pd.DataFrame({"a": [1]}), "^<pandas.DataFrame>: no column holds rollout_log_probs"),
     ],

@@ -140,7 +140,7 @@ DUMPS = [  # columns of a.parquet, or what writes files; what is read; what is s
     ({}, "a.parquet --columns rolout=x", "--columns rolout=x: no part is called", "did you mean rollout"),
     ({"logprobs": GOOD}, "", ": rollout_log_probs and logprobs can each be the rollout", "say which:"),
     ({"host": ["x"] * 4}, "a.parquet --group-by hots", ": --group-by: there is no column", "did you mean"),
-    ({"pairs": [[1]] * 4}, "a.parquet --group-by pairs", ": column 'pairs' holds list", "group by a column"),
+    ({"pairs": [[1]] * 4}, "a.parquet --group-by pairs", ", row group 0, rows 0 to 1, column 'pairs'", ""),
     (twice, "", ": two columns are called 'old_log_probs'", "write the file again"),
     *(({name: [value] * 4}, "", f": column {name!r} holds ", WRITE_AGAIN)
       for name, each in NO_TYPE.items() for value in each),
@@ -153,7 +153,7 @@ DUMPS = [  # columns of a.parquet, or what writes files; what is read; what is s
     ({ROLLOUT: [], OLD: []}, "", ": the dump is empty: it has no row", "was its writer closed?"),
     ({ROLLOUT: LONG, OLD: LONG}, "", ", row group 0, row 0, column 'rollout_log_probs': it holds", ""),
     (POSITIVE, "", ", column 'old_log_probs': 28 of 32 tokens are above 0: it has the wrong", "a log-prob"),
-    ({OLD: [[NAN] * len(row) for row in GOOD]}, SKIP, ": every row was skipped, all 4; the first: a.par", ""),
+    ({OLD: [[NAN] * len(row) for row in GOOD]}, SKIP, ": no token is left in 4 rows; 4 are bad, the fir", ""),
     ({"group_id": NOT_UTF8}, "", ", row group 1, rows 2 to 3, column 'group_id': no label", "write the"),
     ({"host": NOT_UTF8}, "a.parquet --group-by host", ", row group 1, rows 2 to 3, column 'host': no", ""),
     # a row per token
@@ -234,13 +234,13 @@ def test_a_row_that_a_reader_would_refuse_is_refused_by_the_writer(change, tmp_p
         writer.write(**spoilt(change))
 
 
-def test_five_skipped_rows_are_described_and_a_row_of_several_faults_is_one():
+def test_the_first_skipped_row_is_described_and_a_row_of_several_faults_is_one():
     old = [[NAN]] * 19 + [[-1.0]]
     path = write(**{ROLLOUT: [[0.5]] * 2 + [[-1.0]] * 18, OLD: old})
     dump = opened(path, on_bad_row="skip", batch_tokens=1)
     assert [batch.sequences for batch in dump.batches()] == [1]
     assert dump.seen.skipped == 19
-    assert all(f"row {i}," in said for i, said in zip(range(5), dump.seen.examples, strict=True))
+    assert [", row 0, " in said for said in dump.seen.examples] == [True]
 
 
 # ---------------------------------------------------------------- commands

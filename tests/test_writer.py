@@ -92,8 +92,6 @@ def test_a_file_holds_a_step_of_a_rank_and_provenance(tmp_path):
     dump = opened(str(tmp_path))
     assert (len(names), dump.rows, dump.info.provenance["trainer"]) == (6, 8, "verl")
     assert "torch" in dump.info.provenance["versions"]
-    with pytest.raises(ValueError, match="choose raw or processed"):
-        DumpWriter(tmp_path, logprobs="odd")
 
 
 def test_a_run_that_is_resumed_replaces_the_steps_that_it_repeats(tmp_path, monkeypatch):

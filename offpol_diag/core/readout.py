@@ -20,6 +20,7 @@ from offpol_diag.core.intervals import known, missing
 from offpol_diag.core.state import State
 from offpol_diag.core.study import Readout
 from offpol_diag.dump.read import Dump
+from offpol_diag.dump.schema import PROMPT_IDS
 from offpol_diag.number import Number, Numbers
 from offpol_diag.presets import Preset
 from offpol_diag.presets.words import method as in_words
@@ -70,7 +71,7 @@ def facts(dump: Dump, state: State, made: Sequence[str] = ()) -> DumpFacts:
         columns=dict(info.columns),
         others=list(info.others),
         ignored=list(info.ignored),
-        prompts=info.prompts,
+        prompts=dump.roles.get(PROMPT_IDS, ""),
         provenance=dict(info.provenance),
         skipped=seen.skipped,
         skipped_examples=seen.examples,

@@ -7,7 +7,6 @@ read     Parquet files → rows → batches
 check    bad rows and signs
 pack     rows → a batch of unmasked tokens
 batch    the batch
-hashes   words that tell groups apart
 long     one row per token → one row per sequence
 forms    what trainers write by themselves
 convert  any form → canonical Parquet; `open_dump`

@@ -15,9 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from offpol_diag.dump.schema import ADVANTAGES, ENTROPY, LOG_PROBS, REFERENCE, TOKEN_IDS, WEIGHT_VERSIONS
+
 Array = npt.NDArray[Any]
-PER_TOKEN: tuple[str, ...] = ("rollout", "old", "current", "advantages", "position", "token_ids", "entropy")
-PER_TOKEN += ("weight_versions", "reference")
+FIELDS = {
+    name.removesuffix("_log_probs"): name
+    for name in (*LOG_PROBS, ADVANTAGES, TOKEN_IDS, ENTROPY, WEIGHT_VERSIONS, REFERENCE)
+}
+"""Field of a batch with a value per token → its column."""
 INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 """Distance of SplitMix64's counters: its n-th word is `mix` of seed + n · INCREMENT, modulo 2⁶⁴."""
 
@@ -37,7 +42,7 @@ def step_label(step: object) -> str:
 
 def label(value: object) -> str:
     """Return a scalar of a sequence as the text by which sequences are grouped."""
-    return "∅" if value is None else value.decode() if isinstance(value, bytes) else str(value)
+    return "∅" if value is None else str(value)
 
 
 @dataclass(frozen=True)
@@ -117,12 +122,10 @@ class Batch:
         first, last = int(self.cu_seqlens[begin]), int(self.cu_seqlens[end])
         inside = slice(*np.searchsorted(self.cu_runs, (first + 1, last)))
         ends = np.array([first, last] if last > first else [first], np.int64)
-        tokens: dict[str, Any] = {
-            name: None if (x := getattr(self, name)) is None else x[first:last] for name in PER_TOKEN
-        }
+        tokens = {name: x for name in (*FIELDS, "position") if (x := getattr(self, name)) is not None}
         return replace(
             self,
-            **tokens,
+            **{name: x[first:last] for name, x in tokens.items()},
             cu_seqlens=self.cu_seqlens[begin : end + 1] - first,
             cu_runs=np.concatenate((ends[:1], self.cu_runs[inside], ends[1:])) - first,
             key=self.key[begin:end],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,8 +22,6 @@ LIMIT = float(np.nextafter(2.0**63, 0))
 """Largest step, lag or version, which are stored as 64-bit integers."""
 UNKNOWN = -1
 """Version of weights of which nothing is known."""
-EXAMPLES = 5
-"""Number of skipped rows that are described."""
 FINITE = sys.float_info.max
 SKIP = "mend the writer, or leave such rows out with --on-bad-row skip"
 NEGATE = "a log-probability is at most 0; if the column holds negative log-likelihoods, negate it"
@@ -58,19 +57,19 @@ def outside(low: float, high: float, null: bool = False) -> Callable[[Rows, str]
 
 
 # fmt: off
-OF_TOKENS = (*schema.TOKENS, schema.ADVANTAGES)
 SHAPES = (
-    Rule(OF_TOKENS, lambda rows, name: rows.lists[name].absent, "there is null where a list belongs", EVEN),
-    Rule(OF_TOKENS, lambda rows, name: rows.lists[name].lengths != rows.lengths,
+    Rule(schema.OF_TOKENS, lambda rows, name: rows.lists[name].absent,
+         "there is null where a list belongs", EVEN),
+    Rule(schema.OF_TOKENS, lambda rows, name: rows.lists[name].lengths != rows.rollout.lengths,
          f"it holds {{it}} values and {schema.ROLLOUT} holds {{many}}", EVEN),
-    Rule((schema.ROLLOUT,), lambda rows, name: rows.lengths > MOST_TOKENS,
+    Rule((schema.ROLLOUT,), lambda rows, name: rows.rollout.lengths > MOST_TOKENS,
          f"it holds {{it}} tokens, and a sequence has at most {MOST_TOKENS}", f"write one per row; {SKIP}"),
 )
 """Rules of the lists of rows, flags [S]."""
 VALUES = (
     Rule((schema.MASK,), lambda rows, name: (rows.lists[name].values != 0) & ~rows.live,
          "{it}, and a mask is 0 or 1", f"1 is a token that counts, 0 one that does not; {SKIP}"),
-    Rule(OF_TOKENS, outside(-FINITE, FINITE), "{it}, and a token that counts needs a finite value",
+    Rule(schema.OF_TOKENS, outside(-FINITE, FINITE), "{it}, and a token that counts needs a finite value",
          f"if such tokens do not count, set their {schema.MASK} to 0; if not, {SKIP}"),
     Rule((schema.ROLLOUT,), outside(-FINITE, TOLERANCE), "{it}, and a log-probability is at most 0",
          f"{NEGATE}; if not, {SKIP}"),
@@ -86,45 +85,40 @@ VALUES = (
 
 
 def good_rows(rows: Rows, seen: Seen | None) -> Rows:
-    """Refuse the first bad row; or with `seen`, leave bad rows out, and count and describe them there.
+    """Refuse the first bad row; or with `seen`, leave bad rows out, count them and describe the first there.
 
     Raises:
         DumpError: file, row group, row, column, token, and what is wrong.
     """
     for rules in (SHAPES, VALUES):
-        bad, said = np.zeros(rows.many, np.bool_), dict[int, tuple[str, str]]()
+        bad, first = np.zeros(len(rows.row), np.bool_), (len(rows.row), "", "")
         for rule, name in ((one, name) for one in rules for name in one.columns):
-            if name not in (rows.lists if rules is SHAPES or name in schema.TOKENS else rows.columns):
+            place = rows.lists if rules is SHAPES or name in schema.TOKENS else rows.columns
+            if name not in place or not (flags := rule.bad(rows, name)).any():
                 continue
             x = rows.lists.get(name)
-            at = row = np.flatnonzero(rule.bad(rows, name))
+            at = row = np.flatnonzero(flags)
             if x and rules is VALUES:
-                row, first = np.unique(np.searchsorted(x.offsets, at, side="right") - 1, return_index=True)
-                at = at[first]
+                row = np.searchsorted(x.offsets, at, side="right") - 1
             bad[row] = True
-            for i, j in zip(row[:EXAMPLES].tolist(), at.tolist(), strict=False):
-                if rules is SHAPES:
-                    it = f"{rows.lists[name].lengths[i]}"
-                elif x:
-                    value = "null" if x.values[j] == NULL else f"{x.values[j]:.6g}"
-                    it = f"token {j - x.offsets[i]} is {value}"
-                else:
-                    it = f"it is {rows.numbers(name)[i]:.6g}"
-                what = rule.why.format(it=it, many=rows.lengths[i])
-                place = f"{rows.place(i)}, column {rows.plan.columns[name]!r}"
-                said.setdefault(i, (f"{place}: {what}", rule.hint))
-        if said and seen is None:
-            raise DumpError(*said[min(said)])
-        if said and seen:
-            seen.skipped += int(bad.sum())
-            seen.examples += [said[row][0] for row in sorted(said)[: EXAMPLES - len(seen.examples)]]
+            if (i := int(row[0])) < first[0]:
+                it = f"{x.lengths[i]}" if x else f"it is {rows.numbers(name)[i]:.6g}"
+                if x and rules is VALUES:
+                    value = "null" if x.values[at[0]] == NULL else f"{x.values[at[0]]:.6g}"
+                    it = f"token {at[0] - x.offsets[i]} is {value}"
+                said = rule.why.format(it=it, many=rows.rollout.lengths[i])
+                first = (i, f"{rows.place(i)}, column {rows.roles[name]!r}: {said}", rule.hint)
+        if bad.any() and seen is None:
+            raise DumpError(*first[1:])
+        if bad.any() and seen:
+            seen.skipped, seen.examples = seen.skipped + int(bad.sum()), seen.examples or [first[1]]
             rows = rows.only(~bad)
     return rows
 
 
 @dataclass
 class Seen:
-    """What a pass has seen: rows with bad ones, unmasked tokens, skipped rows and examples of them.
+    """What a pass has seen: rows with bad ones, unmasked tokens, skipped rows and the first of them.
 
     Attributes:
         above: column of the trainer → its tokens that are above 0 by more than rounding.
@@ -134,22 +128,17 @@ class Seen:
     tokens: int = 0
     skipped: int = 0
     examples: list[str] = field(default_factory=list)
-    above: dict[str, int] = field(default_factory=dict)
+    above: Counter[str] = field(default_factory=Counter)
 
     def count(self, rows: Rows) -> None:
         """Count good rows' tokens, and those of the trainer that are above 0."""
         self.tokens += rows.kept.size
         for role in (schema.OLD, schema.CURRENT):
-            if role in rows.lists:
-                flags = outside(-FINITE, TOLERANCE)(rows, role)
-                if many := int(flags.sum()):
-                    name = rows.plan.columns[role]
-                    self.above[name] = self.above.get(name, 0) + many
+            if role in rows.lists and (many := int(outside(-FINITE, TOLERANCE)(rows, role).sum())):
+                self.above[rows.roles[role]] += many
 
     def add(self, more: Seen) -> None:
         """Add what was seen of later rows."""
         self.rows, self.tokens = self.rows + more.rows, self.tokens + more.tokens
-        self.skipped += more.skipped
-        self.examples += more.examples[: EXAMPLES - len(self.examples)]
-        for name, many in more.above.items():
-            self.above[name] = self.above.get(name, 0) + many
+        self.skipped, self.examples = self.skipped + more.skipped, self.examples or more.examples
+        self.above += more.above

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offpol_diag.dump import read
-from offpol_diag.dump.forms import ENDINGS, FORMS, Files, Form, Row, rows_of, told
+from offpol_diag.dump.forms import ENDINGS, FORMS, Files, Form, Row, explained
 from offpol_diag.dump.read import Dump, first_line, named
-from offpol_diag.dump.schema import NONE, ROLLOUT, assigned, require
+from offpol_diag.dump.schema import COLUMNS, NONE, ROLLOUT, assigned, require
 from offpol_diag.dump.sources import PARQUET, Location, find, kind
 from offpol_diag.dump.writer import stamped, to_table, write_tables
 from offpol_diag.errors import DumpError, UsageError
@@ -28,12 +29,11 @@ GROUP = 1 << 19
 
 @dataclass
 class Converted:
-    """A canonical dump made of other files; `tokens` include masked ones."""
+    """A canonical dump made of other files."""
 
     path: Path
     notes: list[str] = field(default_factory=list)
     sequences: int = 0
-    tokens: int = 0
 
 
 def form_of(sources: Sequence[Any]) -> tuple[list[Path], Form] | None:
@@ -47,8 +47,14 @@ def form_of(sources: Sequence[Any]) -> tuple[list[Path], Form] | None:
     if any(isinstance(one, Location) or is_url(one) for one in sources):
         return None
     forms, found = {one.name: one for one in FORMS}, dict[str, list[Path]]()
-    for path in (Path(one.path) for one in find(sources, (PARQUET, *ENDINGS))):
-        form = told(path)
+    for path in (Path(one.shown) for one in find(sources, (PARQUET, *ENDINGS))):
+        files, fields = Files([path], where=str(path)), set[str]()
+        if ".jsonl" in path.name:
+            with explained(files, "a writer of JSON lines"):
+                fields = {*next(files.records(), (path, {}))[1]}
+        place = "/".join(path.absolute().parts[-2:])
+        fits = (x for x in FORMS if re.fullmatch(x.path, place) and {*x.fields.split()} <= fields)
+        form = next(fits, None)
         name = form.name if form else "" if path.name.endswith((*ENDINGS, ".json")) else "parquet"
         found.setdefault(name, []).append(path)
     if all(kind(one) == "directory" for one in sources):
@@ -63,8 +69,8 @@ def form_of(sources: Sequence[Any]) -> tuple[list[Path], Form] | None:
         each = "; ".join(f"{paths[0]} is {name}" for name, paths in found.items())
         hint = "name the files of one form, or convert the others first: offpol-diag convert SRC --to FILE"
         raise DumpError(f"the files are of several forms: {each}", hint)
-    name, files = next(iter(found.items()))
-    return (files, forms[name]) if name in forms else None
+    name, paths = next(iter(found.items()))
+    return (paths, forms[name]) if name in forms else None
 
 
 # ---------------------------------------------------------------- convert
@@ -85,8 +91,8 @@ def convert(sources: Sequence[str], target: Path, columns: Mapping[str, str] | N
     if found:
         _convert(*found, made, columns or {})
     elif dump:
-        names = {column: role for role, column in dump.plan.columns.items()}
-        tables = (pa.Table.from_batches([rows.table]) for rows in dump.read(dump.plan.names, GROUP))
+        names = {column: role for role, column in dump.roles.items()}
+        tables = (pa.Table.from_batches([rows.table]) for rows in dump.read(dump.names, GROUP))
         renamed = (one.rename_columns([names.get(x, x) for x in one.column_names]) for one in tables)
         _put(renamed, made, dump.info.provenance)
     return made
@@ -94,21 +100,22 @@ def convert(sources: Sequence[str], target: Path, columns: Mapping[str, str] | N
 
 def _convert(files: Sequence[Path], form: Form, made: Converted, columns: Mapping[str, str]) -> None:
     """Convert files of a form; the first row says which token columns all have."""
-    shown, dropped = named(files), 0
+    shown, dropped, source = named(files), 0, Files(files, columns)
 
     def tables() -> Iterator[pa.Table]:
         nonlocal dropped
         held, size = list[tuple[str, Row]](), 0
-        for where, row in rows_of(form, Files(files, columns)):
-            if ROLLOUT in row and not len(row[ROLLOUT]):
-                dropped += 1
-                continue
-            require(row, [*row], where, page=form.page)
-            held.append((where, row))
-            size += len(row[ROLLOUT])
-            if size >= GROUP:
-                yield _table(held)
-                held, size = [], 0
+        with explained(source, form.trainer or "a writer of JSON lines"):
+            for row in form.rows(source):
+                if ROLLOUT in row and not len(row[ROLLOUT]):
+                    dropped += 1
+                    continue
+                require(row, [*row], source.where, page=form.page)
+                held.append((source.where, row))
+                size += len(row[ROLLOUT])
+                if size >= GROUP:
+                    yield _table(held)
+                    held, size = [], 0
         if held:
             yield _table(held)
 
@@ -123,7 +130,10 @@ def _convert(files: Sequence[Path], form: Form, made: Converted, columns: Mappin
 def _table(held: Sequence[tuple[str, Row]]) -> pa.Table:
     """Return rows as a table; columns that no row fills are left out."""
     names = dict.fromkeys(chain.from_iterable(row for _, row in held))
-    columns = {name: [row.get(name) for _, row in held] for name in names}
+    columns: dict[str, list[Any]] = {name: [row.get(name) for _, row in held] for name in names}
+    for name, x in columns.items():
+        if name not in COLUMNS and any(isinstance(one, str) for one in x):  # beside texts all is text
+            columns[name] = [None if one is None else str(one) for one in x]
     try:
         return to_table({name: x for name, x in columns.items() if any(one is not None for one in x)})
     except ValueError as error:
@@ -132,16 +142,9 @@ def _table(held: Sequence[tuple[str, Row]]) -> pa.Table:
 
 
 def _put(tables: Iterator[pa.Table], made: Converted, said: dict[str, Any]) -> None:
-    """Write tables to the file that is made, and count what is in them."""
-
-    def counted() -> Iterator[pa.Table]:
-        for table in tables:
-            made.sequences += table.num_rows
-            made.tokens += pa.compute.sum(pa.compute.list_value_length(table[ROLLOUT])).as_py() or 0
-            yield table
-
+    """Write tables to the file that is made."""
     try:
-        write_tables(counted(), made.path, stamped({"versions": {}, **said}))
+        made.sequences = write_tables(tables, made.path, stamped({"versions": {}, **said}))
     except (pa.ArrowException, OSError) as error:
         hint = "make room there, or give each column one type in all rows"
         raise DumpError(f"{made.path}: cannot be written ({first_line(error)})", hint) from error
@@ -188,12 +191,12 @@ def in_files(what: Any) -> Iterator[tuple[list[Any], str]]:
         file = folder.path / "table.parquet"
         try:
             if isinstance(what, Mapping):
-                ours: dict[Any, str] = {name: role for role, name in assigned(list(what), {}, "dict").items()}
-                columns: dict[Any, Any] = {ours.get(name, name): values for name, values in what.items()}
-                write_tables([to_table(columns, pa.float64())], file)
+                ours = {name: role for role, name in assigned(list(what), {}, "dict").items()}
+                table = to_table({(ours.get(x) or x): values for x, values in what.items()}, pa.float64())
             else:
-                pq.write_table(pa.table(what), file, compression="zstd", row_group_size=1 << 14)
-        except (pa.ArrowException, TypeError, ValueError) as error:
+                table = pa.table(what)
+            pq.write_table(table, file, compression="zstd", row_group_size=1 << 14)
+        except (pa.ArrowException, TypeError, ValueError, RuntimeError) as error:
             hint = "give paths, a pyarrow, polars or pandas table, or a dict of tensors or lists by column"
             raise UsageError(f"a dump cannot be read from {label}: {first_line(error)}", hint) from error
         yield [Location(None, str(file), f"<{label}>")], f"<{label}>"

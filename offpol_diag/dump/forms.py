@@ -14,8 +14,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
-from itertools import count, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +29,6 @@ from offpol_diag.errors import DumpError
 Row = dict[str, Any]
 FOLD, FREE = 100, 1 << 28
 """Most bytes that a compressed byte may unfold to, and bytes that are free; log-probs unfold to 3 to 20."""
-LONGEST_TEXT = 64
-"""Characters of a text that describes a row's origin; longer ones are prompts and responses."""
 APPENDED = -0.05
 """Log-prob of the trainer below which a last token that the engine is certain of was not sampled."""
 
@@ -46,24 +45,17 @@ class Files:
     columns: Mapping[str, str] = field(default_factory=dict)
     where: str = ""
 
-    def records(self, paths: Sequence[Path] = ()) -> Iterator[tuple[Path, Row]]:
-        """Yield the objects of files (all by default) of JSON lines, which may be gzipped."""
-        for path in paths or self.paths:
-            unpacked, left = gzip.open if path.suffix == ".gz" else open, FREE + FOLD * path.stat().st_size
-            with unpacked(path, "rb") as file:
-                for number in count(1):
+    def records(self) -> Iterator[tuple[Path, Row]]:
+        """Yield the objects of files of JSON lines, which may be gzipped."""
+        for path in self.paths:
+            opened, most = gzip.open if path.suffix == ".gz" else open, FREE + FOLD * path.stat().st_size
+            with opened(path, "rb") as file:
+                for number, line in enumerate(iter(partial(file.readline, most), b""), 1):
                     self.where = f"{path}, line {number}"
-                    line = file.readline(left)
-                    left -= len(line)
-                    if not left:
+                    if file.tell() >= most:
                         raise ValueError(f"the file unfolds to more than {FOLD} times its size")
-                    if not line:
-                        break
                     if line.strip():
-                        found = json.loads(line.decode("utf-8-sig"))
-                        if not isinstance(found, dict):
-                            raise ValueError(f"{type(found).__name__}, no JSON object")
-                        yield path, found
+                        yield path, json.loads(line.decode("utf-8-sig"))
 
 
 @contextmanager
@@ -80,12 +72,12 @@ def explained(files: Files, trainer: str) -> Iterator[None]:
         raise DumpError(f"{files.where}: not as {trainer} writes it ({said})", hint) from error
 
 
-def numbers(value: Any, name: str = "a column", dimensions: int = 1) -> Array:
+def numbers(value: Any, name: str = "a column") -> Array:
     """Return a list of numbers or a tensor as an array; null is NaN."""
     found = as_array(value)
     if found.dtype == object:
         found = np.asarray(value, np.float64)
-    if found.size and (found.ndim != dimensions or found.dtype.kind not in "fiub"):
+    if found.size and (found.ndim != 1 or found.dtype.kind not in "fiub"):
         raise ValueError(f"{name} is no list of numbers")
     return found if found.size else np.empty(0, np.float32)
 
@@ -94,16 +86,12 @@ def numbers(value: Any, name: str = "a column", dimensions: int = 1) -> Array:
 
 
 def json_lines(files: Files) -> Iterator[Row]:
-    """One object per sequence, a list per token column, under any names.
-
-    Of fields that are no column, short ones, which may say where a row is from, are kept.
-    """
+    """One object per sequence, a list per token column, under any names; other plain fields are kept."""
     for _, one in files.records():
         found = assigned([*one], files.columns, files.where)
         found = {name: key for name, key in found.items() if one[key] is not None}
         require(found, [*one], files.where)
-        plain = {key: x for key, x in one.items() if isinstance(x, int | float | str)}
-        row: Row = {key: x for key, x in plain.items() if len(str(x)) <= LONGEST_TEXT}
+        row: Row = {key: x for key, x in one.items() if isinstance(x, int | float | str)}
         for name, key in found.items():
             row.pop(key, None)
             row[name] = numbers(one[key], key) if isinstance(one[key], list) else one[key]
@@ -152,15 +140,8 @@ def nemo_rl(files: Files) -> Iterator[Row]:
 
 
 def prime_rl(files: Files) -> Iterator[Row]:
-    """`token_exports/step_*/rank_*.jsonl` (rl/token_export.py): one pass, which is old and current.
-
-    Ranks of a step may still be writing until its file STABLE is there.
-    """
-    stable = [path for path in files.paths if path.with_name("STABLE").exists()]
-    if not stable:
-        hint = "wait for the step to end; if the run was stopped, make an empty file STABLE there"
-        raise DumpError(f"{files.paths[0].parent}: no file STABLE, so its ranks may still be writing", hint)
-    for _, one in files.records(stable):
+    """`token_exports/step_*/rank_*.jsonl` (rl/token_export.py): one pass, which is old and current."""
+    for _, one in files.records():
         old, advantages = numbers(one["trainer_logprobs"], "trainer_logprobs"), one.get("advantages")
         within = (one.get(name) for name in ("run_id", "step", "rank", "export_sequence_idx"))
         yield whole(
@@ -293,8 +274,6 @@ class Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what a name stands for."""
-        if (module, name) == ("_codecs", "encode"):  # bytes, of protocol 2
-            return lambda text, *_: text.encode("latin1")
         return Stub
 
 
@@ -333,7 +312,7 @@ def skyrl(files: Files) -> Iterator[Row]:
 def _array(one: Row) -> Array:
     """Return a tensor that SkyRL has made bytes of: with its type and shape, or by torch.save."""
     if one["format"] == "torch":
-        return numbers(load(io.BytesIO(one["data"])), dimensions=2)
+        return as_array(load(io.BytesIO(one["data"])))
     return np.frombuffer(one["data"], one["dtype"]).reshape(one["shape"])
 
 
@@ -373,23 +352,3 @@ FORMS = (
 # fmt: on
 ENDINGS = (".jsonl", ".jsonl.gz", ".pt", ".pkl")
 """Endings of files that are of a form."""
-
-
-def told(path: Path) -> Form | None:
-    """Return the form of a file, by its path and the fields of its first record."""
-    place, files, fields = "/".join(path.absolute().parts[-2:]), Files([path], where=str(path)), set[str]()
-    if ".jsonl" in path.name:
-        with explained(files, "a writer of JSON lines"):
-            fields = {*next(files.records(), (path, {}))[1]}
-    return next((x for x in FORMS if re.fullmatch(x.path, place) and {*x.fields.split()} <= fields), None)
-
-
-def rows_of(form: Form, files: Files) -> Iterator[tuple[str, Row]]:
-    """Yield the rows of files of a form, each with its place.
-
-    Raises:
-        DumpError: the place, and what is wrong there.
-    """
-    with explained(files, form.trainer or "a writer of JSON lines"):
-        for row in form.rows(files):
-            yield files.where, row

@@ -10,22 +10,21 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from offpol_diag.dump.pack import Ints, dense
-from offpol_diag.dump.schema import COLUMNS, POSITION, SEQUENCE
+from offpol_diag.dump.schema import OF_TOKENS, POSITION, SEQUENCE
 from offpol_diag.errors import DumpError
 
+Placed = tuple[str, Ints, pa.RecordBatch]
+"""File and row group of a table, the number of each row in the file, and the table."""
 SORT = "sort it: polars.scan_parquet(a).sort('sequence_id', 'position').sink_parquet(b)"
 
 
 def gathered(
-    tables: Iterator[tuple[str, Ints, pa.RecordBatch]],
-    columns: Mapping[str, str],
-    file: str,
-    seen: set[object],
-) -> Iterator[tuple[str, Ints, pa.RecordBatch]]:
+    tables: Iterator[Placed], columns: Mapping[str, str], file: str, seen: set[object]
+) -> Iterator[Placed]:
     """Yield the sequences of a file as tables with lists, each placed by the row in which it begins.
 
     Args:
-        tables: the file's rows, one per token: their row group, their numbers in the file, and a table.
+        tables: the file's rows, one per token.
         columns: canonical name → the file's name.
         file: its name, for messages: a sequence may begin in one row group and end in another.
         seen: ids of the sequences of the files before, to which those of this one are added.
@@ -33,7 +32,7 @@ def gathered(
     Raises:
         DumpError: a sequence comes back after another one, has no id, or its positions do not rise.
     """
-    listed = {name for role, name in columns.items() if COLUMNS[role].of_tokens}
+    listed = {name for role, name in columns.items() if role in OF_TOKENS}
     held, first = list[pa.Table](), 0  # what may go on in the next table, and the number of its first row
     for table in chain((pa.Table.from_batches([one]) for _, _, one in tables), [None]):
         held += [] if table is None else [table]
@@ -43,8 +42,7 @@ def gathered(
         ids = dense(rows.column(columns[SEQUENCE]).combine_chunks())
         if (null := ids.is_null(nan_is_null=pt.is_floating(ids.type))).true_count:
             what = f"{file}, row {first + null.index(True).as_py()}, column {columns[SEQUENCE]!r}: it is null"
-            hint = "give every row the id of its sequence; without one, no sequence can be known to be whole"
-            raise DumpError(f"{what}, and a token belongs to a sequence", hint)
+            raise DumpError(what, "give every row the id of its sequence")
         cuts = np.flatnonzero(np.diff(ids.dictionary_encode().indices.to_numpy(), prepend=-1))
         cuts = np.append(cuts, len(rows)) if table is None else cuts
         held, whole, begins = [rows.slice(cuts[-1])], rows.slice(0, cuts[-1]), pa.array(cuts[:-1])
@@ -62,11 +60,9 @@ def gathered(
             if falls.any() or position.null_count:
                 what = f"{file}, row {first + int(falls.argmax())}: positions do not rise within a sequence"
                 raise DumpError(what, SORT)
-        made, offsets = {}, pa.array(cuts)
+        made, offsets, lists = {}, pa.array(cuts), pa.LargeListArray.from_arrays
         for name in whole.column_names:
             x = whole.column(name).combine_chunks()
-            made[name] = (
-                pa.LargeListArray.from_arrays(offsets, dense(x)) if name in listed else x.take(begins)
-            )
+            made[name] = lists(offsets, dense(x)) if name in listed else x.take(begins)
         yield file, first + cuts[:-1], pa.RecordBatch.from_pydict(made)
         first += int(cuts[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -14,46 +15,15 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from offpol_diag.dump import schema
-from offpol_diag.dump.batch import INCREMENT, Array, Batch, mix
+from offpol_diag.dump.batch import FIELDS, INCREMENT, Array, Batch, mix
 from offpol_diag.errors import DumpError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-FIELDS = {
-    "rollout": (schema.ROLLOUT, np.float64),
-    "old": (schema.OLD, np.float64),
-    "current": (schema.CURRENT, np.float64),
-    "advantages": (schema.ADVANTAGES, np.float64),
-    "token_ids": (schema.TOKEN_IDS, np.int64),
-    "entropy": (schema.ENTROPY, np.float64),
-    "weight_versions": (schema.WEIGHT_VERSIONS, np.int64),
-    "reference": (schema.REFERENCE, np.float64),
-}
-"""Field of a batch with a value per token → its column and type."""
 NULL = np.iinfo(np.int64).min
 """Stands for null among integers; among floats NaN does."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is read of each row.
-
-    Attributes:
-        columns: canonical name → the column's name, of those that an analysis reads.
-        extra: further columns with one value per row, by which numbers are broken down.
-        described: further small columns, which the diagnosis searches for conspicuous groups.
-    """
-
-    columns: dict[str, str]
-    extra: tuple[str, ...] = ()
-    described: tuple[str, ...] = ()
-
-    @property
-    def names(self) -> list[str]:
-        """All columns to read, the rollout's log-probs first."""
-        return list(dict.fromkeys((*self.columns.values(), *self.extra, *self.described)))
 
 
 # ---------------------------------------------------------------- rows
@@ -98,20 +68,19 @@ class Rows:
     """S rows, one sequence each, masked tokens included.
 
     Attributes:
+        roles: canonical name → the table's column, of those that an analysis reads.
+        others: further columns with one value per row, by which numbers are broken down, or which the
+            diagnosis searches for conspicuous groups.
         number: of each row in the whole dump, [S].
         where: file and row group, and `row`: of each row in the file, [S]; for messages.
     """
 
     table: pa.RecordBatch
-    plan: Plan
+    roles: Mapping[str, str]
+    others: Sequence[str]
     number: Ints
     where: str
     row: Ints
-
-    @property
-    def many(self) -> int:
-        """Number of rows, S."""
-        return int(self.table.num_rows)
 
     def place(self, index: int) -> str:
         """Return where a row lies, for messages."""
@@ -125,7 +94,7 @@ class Rows:
     @cached_property
     def columns(self) -> dict[str, pa.Array]:
         """The columns by canonical name."""
-        return {role: self.table.column(name) for role, name in self.plan.columns.items()}
+        return {role: self.table.column(name) for role, name in self.roles.items()}
 
     @cached_property
     def lists(self) -> dict[str, Ragged]:
@@ -138,20 +107,15 @@ class Rows:
         return np.array(wide.to_numpy(zero_copy_only=False))
 
     @property
-    def lengths(self) -> Ints:
-        """Tokens per row, masked ones included, [S]."""
-        return self.lists[schema.ROLLOUT].lengths
-
-    @property
-    def offsets(self) -> Ints:
-        """Start offset of each row, and the end, [S+1]."""
-        return self.lists[schema.ROLLOUT].offsets
+    def rollout(self) -> Ragged:
+        """The rollout's log-probs, as long as all columns of tokens, masked ones included."""
+        return self.lists[schema.ROLLOUT]
 
     @cached_property
     def live(self) -> Flags:
         """Flags of unmasked tokens, [T] bool; all True without a mask."""
         mask = self.lists.get(schema.MASK)
-        return np.ones(int(self.offsets[-1]), np.bool_) if mask is None else np.equal(mask.values, 1)
+        return np.ones(int(self.rollout.offsets[-1]), np.bool_) if mask is None else np.equal(mask.values, 1)
 
     @cached_property
     def kept(self) -> Ints:
@@ -183,9 +147,9 @@ def labels(rows: Rows) -> dict[str, list[Any]]:
     A missing `sequence_id` is the row's number in the whole dump; a missing `policy_lag` is the difference of
     the versions; `prompt_length` is that of `prompt_ids` where these are there.
     """
-    plan, found = rows.plan, dict[str, list[Any]]()
-    names = {role: plan.columns[role] for role in schema.LABELS if role in plan.columns}
-    for ours, name in (names | {name: name for name in (*plan.extra, *plan.described)}).items():
+    found = dict[str, list[Any]]()
+    names = {role: rows.roles[role] for role in schema.LABELS if role in rows.roles}
+    for ours, name in (names | {name: name for name in rows.others}).items():
         try:
             found[ours] = plain(rows.table.column(name)).to_pylist()
         except (pa.ArrowException, ValueError) as error:
@@ -211,10 +175,11 @@ def labels(rows: Rows) -> dict[str, list[Any]]:
 def pack(rows: Rows) -> Batch:
     """Pack good rows into a batch."""
     scalars = labels(rows)
-    offsets, kept = np.searchsorted(rows.kept, rows.offsets), rows.kept
+    offsets, kept = np.searchsorted(rows.kept, rows.rollout.offsets), rows.kept
     lengths, all_kept = np.diff(offsets), kept.size == rows.live.size
-    arrays: dict[str, Array] = {"cu_seqlens": offsets, "masked": rows.lengths - lengths}
-    for field, (role, dtype) in FIELDS.items():
+    arrays: dict[str, Array] = {"cu_seqlens": offsets, "masked": rows.rollout.lengths - lengths}
+    for field, role in FIELDS.items():
+        dtype = np.int64 if pt.is_integer(schema.COLUMNS[role].stored) else np.float64
         if role in rows.lists:
             values = rows.lists[role].values  # what Arrow decoded is read-only: it is copied in any case
             arrays[field] = values.astype(dtype) if all_kept else values[kept].astype(dtype, copy=False)
@@ -223,7 +188,7 @@ def pack(rows: Rows) -> Batch:
     if schema.REWARDS in rows.columns:
         arrays["rewards"] = rows.numbers(schema.REWARDS)
     filled, position = lengths > 0, kept
-    first = rows.offsets[:-1][filled]
+    first = rows.rollout.offsets[:-1][filled]
     if stated := rows.lists.get(schema.POSITION):  # which may start at any number
         position, first = stated.values[kept].astype(np.int64), stated.values[first]
     position = position - np.repeat(first, lengths[filled])

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -20,8 +19,8 @@ import pyarrow.types as pt
 from offpol_diag.dump import schema
 from offpol_diag.dump.batch import Batch, joined
 from offpol_diag.dump.check import NEGATE, Seen, good_rows
-from offpol_diag.dump.long import gathered
-from offpol_diag.dump.pack import Ints, Plan, Rows, dense, pack
+from offpol_diag.dump.long import Placed, gathered
+from offpol_diag.dump.pack import Rows, dense, pack
 from offpol_diag.dump.sources import Location, find
 from offpol_diag.dump.writer import KEY
 from offpol_diag.errors import DumpError
@@ -29,8 +28,6 @@ from offpol_diag.printable import cleaned
 
 Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
-Placed = tuple[str, Ints, pa.RecordBatch]
-"""File and row group of a table, the number of each row in the file, and the table."""
 READ_ERRORS = (pa.ArrowException, OSError, ValueError)
 """What pyarrow raises on damaged files: OSError from codecs, ValueError from text."""
 BUFFER = 1 << 20
@@ -41,7 +38,6 @@ MOST_ROWS = 1 << 13
 """Most sequences per table, and per batch: what is computed of each takes memory however short it is."""
 RECYCLED = (32 << 20) - (64 << 10)
 """Bytes just below glibc's largest mmap threshold: having freed such a block, malloc keeps smaller ones."""
-MOST_SHARDS = 4096
 MOST_DESCRIBED, SMALL, FEW = 16, 64, 256
 """Most columns without a role that are read, mean bytes of their texts, and tokens looked at for that."""
 
@@ -88,7 +84,8 @@ class File:
                 found, metadata = file.schema_arrow, file.metadata
             for key, text in path.partitions.items():
                 if key not in found.names:
-                    kind = pa.int64() if key in schema.NUMBERS else pa.string()
+                    number = any(key in schema.COLUMNS[one].called(long=False) for one in schema.COUNTS)
+                    kind = pa.int64() if number else pa.string()
                     own[key] = pa.scalar(text).cast(kind) if text is not None else pa.scalar(None, kind)
                     found = found.append(pa.field(key, kind))
             text = (metadata.metadata or {}).get(KEY, b"{}")
@@ -169,7 +166,6 @@ class DumpInfo:
         others: columns that are read by their own names, for groups of sequences.
         ignored: columns that nobody reads.
         provenance: how the numbers were made; where files disagree, the list of their values.
-        prompts: column of prompt ids, which `rescore` needs; empty: none.
         given: files, folders, globs and URLs as they were given.
     """
 
@@ -178,7 +174,6 @@ class DumpInfo:
     provenance: dict[str, object]
     others: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-    prompts: str = ""
     given: tuple[str, ...] = ()
 
 
@@ -188,7 +183,7 @@ class Dump:
 
     Attributes:
         groups: the row groups that are read, with their files.
-        plan: what is read of each row.
+        roles: canonical name → column, of those that an analysis reads.
         skip: whether bad rows are left out.
         batch_tokens: tokens per batch, masked ones included.
         notes: what is to be said about how its files were made.
@@ -200,7 +195,7 @@ class Dump:
 
     info: DumpInfo
     groups: list[tuple[File, Group]]
-    plan: Plan
+    roles: dict[str, str]
     skip: bool
     batch_tokens: int
     notes: tuple[str, ...] = ()
@@ -208,6 +203,11 @@ class Dump:
     seen: Seen = field(default_factory=Seen)
     folder: object = field(default=None, compare=False, repr=False)
     before: int | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """All columns to read, the rollout's log-probs first."""
+        return list(dict.fromkeys((*self.roles.values(), *self.info.others)))
 
     @property
     def rows(self) -> int:
@@ -225,7 +225,6 @@ class Dump:
         This depends on the dump alone. Shards can be read in another process and working directory. A dump of
         a row per token is one shard.
         """
-        size = max(size, sum(group.size for _, group in self.groups) // MOST_SHARDS)
         found, held, before = list[Dump](), list[tuple[File, Group]](), 0
         for pair in self.groups:
             held.append(pair)
@@ -246,34 +245,28 @@ class Dump:
         np.empty(RECYCLED, np.uint8)  # makes malloc reuse memory between batches; it is never touched
         pa.set_memory_pool(pa.system_memory_pool())  # and Arrow use what NumPy has freed
         self.seen, held, tokens, sequences, done = Seen(), list[Batch](), 0, 0, 0
-
-        def whole() -> Batch:
-            found = joined(held)
-            held.clear()  # so that they can be freed
-            return found
-
-        for rows in self.read(self.plan.names, self.batch_tokens):
-            self.seen.rows += rows.many
-            done += int(rows.offsets[-1]) if self.long else rows.many
+        for rows in self.read(self.names, self.batch_tokens):
+            self.seen.rows += len(rows.row)
+            done += int(rows.rollout.offsets[-1]) if self.long else len(rows.row)
             if progress:
                 progress(done, self.rows)
             rows = good_rows(rows, self.seen if self.skip else None)
-            if not rows.many:
+            if not len(rows.row):
                 continue
             self.seen.count(rows)
             batch = pack(rows)
             del rows  # frees the table before the next one is read
             tokens, sequences = tokens + batch.tokens, sequences + batch.sequences
             if held and (tokens > self.batch_tokens or sequences > MOST_ROWS):
-                yield whole()
-                tokens, sequences = batch.tokens, batch.sequences
+                yield joined(held)
+                held, tokens, sequences = [], batch.tokens, batch.sequences
             held.append(batch)
             del batch
             if tokens > self.batch_tokens / 2:
-                yield whole()
-                tokens = sequences = 0
+                yield joined(held)
+                held, tokens, sequences = [], 0, 0
         if held:
-            yield whole()
+            yield joined(held)
         if self.before is None:
             self.judge()
 
@@ -283,23 +276,21 @@ class Dump:
             if 2 * many > self.seen.tokens:
                 what = f"column {name!r}: {many} of {self.seen.tokens} tokens are above 0"
                 raise DumpError(f"{named(self.info.files)}, {what}: it has the wrong sign", NEGATE)
-        if self.seen.tokens:
-            return
-        name, mask = named(self.info.files), self.plan.columns.get(schema.MASK)
-        if self.seen.skipped and self.seen.skipped == self.seen.rows:
-            what = f"every row was skipped, all {self.seen.rows}; the first: {self.seen.examples[0]}"
-            raise DumpError(f"{name}: {what}", "mend what is wrong with the first, then read again")
-        hint = f"column {mask!r} excludes every token; 1 is a token that counts, 0 one that does not"
-        what = f"{name}: no token is left in {self.seen.rows} rows"
-        raise DumpError(what, hint if mask else "every list is empty; check the writer")
+        if not self.seen.tokens:
+            what, bad = (
+                f"{named(self.info.files)}: no token is left in {self.seen.rows} rows",
+                self.seen.examples,
+            )
+            what = f"{what}; {self.seen.skipped} are bad, the first: {bad[0]}" if bad else what
+            raise DumpError(what, "see what its writer puts into lists, and into the mask, where 1 counts")
 
     def read(self, names: Sequence[str] | None, most: int) -> Iterator[Rows]:
         """Yield the rows with some columns (None: all), at most `most` tokens or one row at once."""
-        number, seen, rollout = self.before or 0, set[object](), self.plan.columns[schema.ROLLOUT]
+        number, seen, rollout = self.before or 0, set[object](), self.roles[schema.ROLLOUT]
         for file, pairs in groupby(self.groups, itemgetter(0)):
             there = [name for name in names or file.schema.names if name in file.schema.names]
             placed = tables(file, (group for _, group in pairs), there, most)
-            placed = gathered(placed, self.plan.columns, str(file.path), seen) if self.long else placed
+            placed = gathered(placed, self.roles, str(file.path), seen) if self.long else placed
             for where, row, table in placed:
                 lengths = pc.list_value_length(table.column(rollout)).fill_null(0).to_numpy()
                 offsets, begin = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))), 0
@@ -307,7 +298,8 @@ class Dump:
                     fit = int(np.searchsorted(offsets, offsets[begin] + most, side="right")) - 1
                     end = min(max(fit, begin + 1), begin + MOST_ROWS)
                     numbers = number + np.arange(begin, end)
-                    yield Rows(table.slice(begin, end - begin), self.plan, numbers, where, row[begin:end])
+                    cut = table.slice(begin, end - begin)
+                    yield Rows(cut, self.roles, self.info.others, numbers, where, row[begin:end])
                     begin = end
                 number += table.num_rows
                 del table
@@ -339,7 +331,6 @@ def open_dump(
     """
     given = columns or {}
     files = [one for one in sources if isinstance(one, Location)] or find([str(one) for one in sources])
-    files = [one if one.store else replace(one, path=str(Path(one.path).absolute())) for one in files]
     read = [File.of(path, given) for path in files]
     filled = [one for one in read if one.groups]
     if not filled:
@@ -351,22 +342,15 @@ def open_dump(
     extra = tuple(name for name in group_by if name not in known)
     for name in extra:
         schema.once(name, first.schema.names, f"{first.path}: --group-by")
-        if pt.is_nested(schema.plain_type(kind := first.schema.field(name).type)):
-            what = f"{first.path}: column {name!r} holds {kind}, and one value per row is needed"
-            raise DumpError(what, "group by a column with one value per sequence")
     for one in filled[1:]:  # which may lack prompts
-        mine, its = ({*x.columns.items()} for x in (first, one))
-        odd = {name for role, name in mine ^ its if role != schema.PROMPT_IDS} | {*extra} - {
-            *one.schema.names
-        }
+        unlike = {*first.columns.items()} ^ {*one.columns.items()}
+        odd = {name for role, name in unlike if role != schema.PROMPT_IDS} | {*extra} - {*one.schema.names}
         if odd:
-            what = (
-                f"{first.path} and {one.path} differ: column {min(odd)!r} is not in both, or by another name"
-            )
+            what = f"{first.path} and {one.path} differ: column {min(odd)!r} is not in both"
             raise DumpError(what, "read files of one form at a time, or write them alike")
     if long or not all(found.get(schema.PROMPT_IDS, "") in one.schema.names for one in filled):
         found.pop(schema.PROMPT_IDS, None)
-    plan = Plan(found, extra, () if long else _described(filled, {*found.values(), *extra}))
+    others = extra if long else (*extra, *_described(filled, {*found.values(), *extra}))
     there = dict.fromkeys(name for one in filled for name in one.schema.names)
     said: dict[str, list[object]] = {}
     for key, value in (pair for one in read for pair in one.provenance.items()):
@@ -375,27 +359,25 @@ def open_dump(
         files=tuple(map(str, files)),
         columns={role: name for role, name in found.items() if role != schema.PROMPT_IDS},
         provenance={key: values[0] if len(values) == 1 else values for key, values in said.items()},
-        others=(*extra, *plan.described),
-        ignored=tuple(name for name in there if name not in {*plan.names, *schema.RESCORED}),
-        prompts=found.get(schema.PROMPT_IDS, ""),
+        others=others,
+        ignored=tuple(name for name in there if name not in {*found.values(), *others, *schema.RESCORED}),
     )
     groups = [(one, group) for one in filled for group in one.groups]
-    return Dump(info, groups, plan, on_bad_row == "skip", max(1, batch_tokens), long=long)
+    return Dump(info, groups, found, on_bad_row == "skip", max(1, batch_tokens), long=long)
 
 
 def _described(read: Sequence[File], used: Collection[str]) -> tuple[str, ...]:
     """Return small columns of text, integers or booleans without a role that all files have alike."""
-    found = dict[str, bool]()
-    for one in read[0].schema:
-        kind = schema.plain_type(one.type)
-        text = pt.is_string(kind) or pt.is_large_string(kind)
-        alike = all(x.schema.names.count(one.name) == 1 and x.schema.field(one.name) == one for x in read)
-        if (text or pt.is_integer(kind) or pt.is_boolean(kind)) and alike and one.name not in used:
-            found[one.name] = text
-    if texts := [name for name, text in found.items() if text]:
-        with suppress(DumpError):  # which reading will find
-            _, _, table = next(tables(read[0], read[0].groups, texts, FEW))
-            for name in texts:
-                if (pc.mean(pc.binary_length(dense(table.column(name)))).as_py() or 0) > SMALL:
-                    del found[name]
+    plain = (pt.is_string, pt.is_large_string, pt.is_integer, pt.is_boolean)
+    found = [
+        one.name
+        for one in read[0].schema
+        if one.name not in used
+        and any(fits(schema.plain_type(one.type)) for fits in plain)
+        and all([*x.schema].count(one) == x.schema.names.count(one.name) == 1 for x in read)
+    ]
+    with suppress(DumpError):  # which reading will find
+        _, _, table = next(tables(read[0], read[0].groups, found, FEW))
+        texts = {name: dense(table.column(name)).cast(pa.string()) for name in found}
+        found = [name for name, x in texts.items() if (pc.mean(pc.binary_length(x)).as_py() or 0) <= SMALL]
     return tuple(found)[:MOST_DESCRIBED]

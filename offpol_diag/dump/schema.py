@@ -48,11 +48,6 @@ class Column:
         one = (name[:-1] for name in names if name.endswith(("probs", "logps")) and name != "log_probs")
         return tuple(dict.fromkeys((*names, *one, *self.long.split()))) if long else names
 
-    @property
-    def of_tokens(self) -> bool:
-        """Whether it can have a value per token."""
-        return self.holds in ("tokens", "either")
-
     def misfit(self, dtype: pa.DataType, long: bool) -> str:
         """Return what it needs to hold, if a type is no such thing; a width never matters.
 
@@ -136,11 +131,11 @@ TABLE = (
 # fmt: on
 COLUMNS = {one.name: one for one in TABLE}
 TOKENS = tuple(one.name for one in TABLE if one.holds == "tokens")
+OF_TOKENS = (*TOKENS, ADVANTAGES)
+"""Columns that can have a value per token."""
 LOG_PROBS = (ROLLOUT, OLD, CURRENT)
 COUNTS = tuple(one.name for one in TABLE if one.holds == "row" and one.stored == L)
 """Columns of whole numbers, one per row."""
-NUMBERS = {name for one in TABLE if one.name in COUNTS for name in one.called(long=False)}
-"""All names of these."""
 LABELS = (SEQUENCE, GROUP, *COUNTS, FINISH_REASON, *DIGESTS)
 """Columns that a batch has as `scalars`."""
 RESCORED = ("reference_entropy", "reference_rank")
@@ -153,8 +148,6 @@ HOOKS = {
 """Page of docs/trainers → fields of what its trainer writes by itself: one policy's log-probs, or none."""
 NONE = "none"
 """Given to `--columns` for a column's name: the dump has none."""
-MOST_LISTED = 50
-"""Most names that a message lists."""
 
 
 def is_list(dtype: pa.DataType) -> bool:
@@ -229,22 +222,17 @@ def require(
     absent = {word: " or ".join(some) for word, some in needed.items() if not {*some} & {*found}}
     if absent:
         page = next((one for one, fields in HOOKS.items() if {*fields.split()} <= {*names}), page)
-        hint = f"name it with --columns {'=…,'.join(absent)}=…; the columns are {listed(names)}"
+        hint = f"name it with --columns {'=…,'.join(absent)}=…; the columns are {', '.join(names)}"
         hint = f"docs/trainers/{page}.md has a hook that writes the log-probs of both" if page else hint
-        said = " (a row is a token)" if long else ""
-        raise DumpError(f"{file}: no column holds {', and none '.join(absent.values())}{said}", hint)
+        what = f"{file}: no column holds {', and none '.join(absent.values())}"
+        raise DumpError(what + " (a row is a token)" * long, hint)
 
 
 def once(column: str, names: Sequence[str], file: str) -> None:
     """Refuse a column that is there twice, or not at all."""
     if column not in names:
-        hint = did_you_mean(column, list(names)) or f"the columns are {listed(names)}"
+        hint = did_you_mean(column, list(names)) or f"the columns are {', '.join(names)}"
         raise DumpError(f"{file}: there is no column {column!r}", hint)
     if names.count(column) > 1:
         hint = "write the file again with one of them renamed"
         raise DumpError(f"{file}: two columns are called {column!r}", hint)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return names for a message, at most `MOST_LISTED`."""
-    return ", ".join(names[:MOST_LISTED]) + ", …" * (len(names) > MOST_LISTED)

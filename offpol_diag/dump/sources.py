@@ -22,8 +22,6 @@ from offpol_diag.printable import LOGIN, QUERY, clean, cleaned, is_url
 PARQUET = ".parquet"
 WILDCARDS = frozenset("*?[")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-BY_ARROW = ("gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "file")
-"""Further schemes of Arrow itself, with its options."""
 SECONDS = 15.0
 """Time that an S3 server may be silent."""
 LOGIN_HINT = "check the address and your login in the environment (docs/scale.md)"
@@ -58,8 +56,6 @@ def find(sources: Sequence[str], endings: Sequence[str] = (PARQUET,)) -> list[Lo
     Raises:
         DumpError: nothing is there.
     """
-    if not sources:
-        raise DumpError("no dump was named", "name a Parquet file, a directory or a glob")
     found: dict[str, Location] = {}
     for source in sources:
         here = _in_store(source) if is_url(source) else list(_on_disk(source, endings))
@@ -100,14 +96,12 @@ def _on_disk(source: str, endings: Sequence[str]) -> Iterator[Location]:
         raise DumpError(f"{source or 'an empty name'}: no such file or directory", hint)
     for match in [path] if kind(path) else map(Path, glob(str(path), recursive=True)):  # noqa: PTH207
         if kind(match) == "device":
-            raise DumpError(
-                f"{match}: a device or a pipe, no file", "name a file, which is read from its end"
-            )
+            raise DumpError(f"{match}: a device or a pipe, no file", "name a file: it is read from its end")
         found = match.rglob("*") if kind(match) == "directory" else [match] * (path.name != "**")
         for one in found:
             named = one == match or (one.name.endswith(tuple(endings)) and one.is_file())
             if named and not hidden(part for part in one.parts if part not in path.parts):
-                yield Location(None, str(one), str(one))
+                yield Location(None, str(one.absolute()), str(one))
 
 
 # ---------------------------------------------------------------- stores
@@ -154,7 +148,7 @@ def located(source: str) -> tuple[fs.FileSystem, str]:
     if login and login["secret"] and scheme not in ("http", "https"):
         what = f"{clean(source)}: there are credentials in the URL, where everyone on the machine sees them"
         raise DumpError(what, LOGIN_HINT)
-    if scheme in BY_ARROW:
+    if scheme in ("gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "file"):  # Arrow has them, with its options
         store, path = fs.FileSystem.from_uri(source)
         return store, path
     if scheme not in ("s3", "s3a"):

@@ -20,7 +20,7 @@ import pyarrow.types as pt
 
 from offpol_diag.dump import schema
 from offpol_diag.dump.check import good_rows
-from offpol_diag.dump.pack import Plan, Rows
+from offpol_diag.dump.pack import Rows
 from offpol_diag.dump.schema import COLUMNS, CURRENT, MASK, OLD, ROLLOUT
 from offpol_diag.errors import DumpError
 from offpol_diag.files import beside, placed
@@ -54,8 +54,6 @@ class DumpWriter:
     ) -> None:
         self.folder = Path(folder).absolute()  # now: the process may change its directory
         self.folder.mkdir(parents=True, exist_ok=True)
-        if provenance.get("logprobs") not in (None, "raw", "processed"):
-            raise ValueError(f"logprobs={provenance['logprobs']!r}: choose raw or processed")
         self._metadata = stamped(provenance | ({"rank": rank} if rank else {}))
         self._rank, self._most = rank, file_tokens
         self._held: pa.Table | None = None
@@ -122,15 +120,15 @@ def stamped(provenance: Mapping[str, Any]) -> bytes:
     return json.dumps({"versions": versions, **provenance}).encode()
 
 
-def write_tables(tables: Iterable[pa.Table], path: Path, said: bytes = b"{}", group: int = 0) -> None:
-    """Write tables as row groups of a file that appears when it is whole; the first one has its columns.
+def write_tables(tables: Iterable[pa.Table], path: Path, said: bytes = b"{}", group: int = 0) -> int:
+    """Write tables as row groups of a file that appears when it is whole, and return its number of rows.
 
-    Pages have checksums, and readers pass over hidden files, such as the one that is being written.
+    The first one has its columns. Pages have checksums. Readers pass over hidden files, as it is until then.
     """
     tables = iter(tables)
     if (first := next(tables, None)) is None:
-        return
-    kept, hidden = first.schema.with_metadata({KEY: said}), beside(path.resolve())
+        return 0
+    rows, kept, hidden = 0, first.schema.with_metadata({KEY: said}), beside(path.resolve())
     leaves = {x.name + ".list.element" * schema.is_list(x.type): x.type for x in kept}
     floats = [x for x, kind in leaves.items() if schema.is_list(kind) and pt.is_floating(kind.value_type)]
     encoding: Any = dict.fromkeys(floats, "BYTE_STREAM_SPLIT")
@@ -138,7 +136,7 @@ def write_tables(tables: Iterable[pa.Table], path: Path, said: bytes = b"{}", gr
     try:
         with pq.ParquetWriter(hidden, kept, compression="zstd", write_page_checksum=True, **how) as writer:
             for table in chain([first], tables):
-                there = {*table.schema.names}
+                there, rows = {*table.schema.names}, rows + len(table)
                 columns = [
                     table[x.name].cast(x.type) if x.name in there else pa.nulls(len(table), x.type)
                     for x in kept
@@ -147,6 +145,7 @@ def write_tables(tables: Iterable[pa.Table], path: Path, said: bytes = b"{}", gr
         placed(hidden, path)
     finally:
         hidden.unlink(missing_ok=True)
+    return rows
 
 
 # ---------------------------------------------------------------- a batch → a table
@@ -168,7 +167,7 @@ def to_table(columns: Mapping[str, Any], floats: pa.DataType = schema.F) -> pa.T
     table = pa.table({name: _column(name, value, rows, keep, floats) for name, value in given.items()})
     wanted = pc.list_value_length(table[ROLLOUT]).to_numpy()
     for field in table.schema:
-        if schema.is_list(field.type) and COLUMNS[field.name].of_tokens:
+        if schema.is_list(field.type) and field.name in schema.OF_TOKENS:
             lengths = pc.list_value_length(table[field.name]).to_numpy()
             if (odd := np.flatnonzero(lengths != wanted)).size:
                 what = f"{field.name}, sequence {odd[0]}: {lengths[odd[0]]} tokens but {ROLLOUT} has"
@@ -179,8 +178,6 @@ def to_table(columns: Mapping[str, Any], floats: pa.DataType = schema.F) -> pa.T
 def as_array(value: Any) -> Array:
     """Return a tensor on any device, or an array-like, as an array; types that NumPy lacks become float32."""
     if hasattr(value, "detach"):
-        if value.is_meta:
-            raise ValueError("a tensor on the device meta, which holds no numbers")
         value = value.detach().cpu()
         value = value.float() if str(value.dtype).startswith(("torch.bfloat16", "torch.float8")) else value
     return np.asarray(value)
@@ -203,8 +200,7 @@ def _column(name: str, value: Any, rows: int, keep: Array | None, floats: pa.Dat
         each = [as_array(() if one is None and column.holds == "list" else one) for one in value]
         if odd := [i for i, one in enumerate(each) if one.ndim != 1]:
             raise ValueError(f"{name}, sequence {odd[0]}: pass [S, L] or S arrays [length]")
-        filled = [one for one in each if len(one)]
-        flat, lengths = np.concatenate(filled) if filled else np.empty(0), np.array([*map(len, each)], int)
+        flat, lengths = np.concatenate([np.empty(0, np.int8), *each]), np.array([*map(len, each)], int)
     if flat.dtype.kind not in ("fiub" if name == MASK else "fiu"):
         kind = flat.dtype.name
         raise ValueError(f"{name} holds {kind}; pass a number for every token, also where {MASK} is 0")
@@ -239,6 +235,6 @@ def _require_readable(table: pa.Table) -> None:
     columns = {name: name for name in table.column_names if name in COLUMNS}
     for name in (name for name in schema.LOG_PROBS if name in columns):
         try:
-            good_rows(Rows(batch, Plan(columns | {ROLLOUT: name}), many, "the batch", many), None)
+            good_rows(Rows(batch, columns | {ROLLOUT: name}, (), many, "the batch", many), None)
         except DumpError as error:
             raise ValueError(f"{error.message}; {error.hint.partition('; if not')[0]}") from None

@@ -88,7 +88,7 @@ def read(dump: Dump, groups: int | None, tokens: int, seed: int, longest: int | 
     files = ", ".join(dump.info.files[:3])
     for name, here in {
         role.TOKEN_IDS: role.TOKEN_IDS in dump.info.columns,
-        role.PROMPT_IDS: dump.info.prompts,
+        role.PROMPT_IDS: role.PROMPT_IDS in dump.roles,
     }.items():
         if not here:
             what = f"{files}: rescore needs the column {name}: without the tokens nothing can be scored"
@@ -137,7 +137,7 @@ def read(dump: Dump, groups: int | None, tokens: int, seed: int, longest: int | 
 def _keys(dump: Dump) -> tuple[list[str], Ints]:
     """Return the prompt of each row of the dump, by its id or its contents, and the row's tokens."""
     names, sizes = list[str](), list[int]()
-    group, rollout = dump.info.columns.get(role.GROUP, dump.info.prompts), dump.info.columns[role.ROLLOUT]
+    group, rollout = dump.roles.get(role.GROUP) or dump.roles[role.PROMPT_IDS], dump.roles[role.ROLLOUT]
     for rows in dump.read([*{rollout, group}], TABLE):
         sizes += pa.compute.list_value_length(rows.table.column(rollout)).fill_null(0).to_pylist()
         names += [
@@ -154,8 +154,10 @@ def _each(rows: Rows, usual: float) -> Iterator[dict[str, Any]]:
     live = np.array(np.broadcast_to(rows.live, len(ids)), np.bool_)
     engine = np.where(live, lists[role.ROLLOUT].values, np.nan)
     trainer = np.where(live, lists[role.OLD if role.OLD in lists else role.CURRENT].values, np.nan)
-    heat = whole.column(TEMPERATURE).to_pylist() if TEMPERATURE in whole.column_names else [None] * rows.many
-    for i, (begin, end, own) in enumerate(zip(rows.offsets[:-1], rows.offsets[1:], heat, strict=True)):
+    offsets, heat = rows.rollout.offsets, [None] * len(rows.row)
+    if TEMPERATURE in whole.column_names:
+        heat = whole.column(TEMPERATURE).to_pylist()
+    for i, (begin, end, own) in enumerate(zip(offsets[:-1], offsets[1:], heat, strict=True)):
         if end == begin:
             continue
         prompt = named[role.PROMPT_IDS][i]
