@@ -394,10 +394,8 @@ MISTAKES = [
     (raw("a.jsonl", b"{" + b'"a":{' * 100_000), "line 1: not as a writer of JSON lines"),
     (raw("a.jsonl.gz", BLANKS), "unfolds to more than 100 times"),
     (jsonl({"logprobs": [], "old_logps": []}), "no sequence that counts is in it"),
-    (jsonl({"a": 1}), "line 1: no column holds rollout_log_probs, and none old_log_probs or current_log"),
     (jsonl(LOGS | {"logprobs": ["a"]}), "(logprobs is no list of num"),
     (jsonl(LOGS | {"old_logprobs": [-1.0, -2.0]}), "old_log_probs, sequence 0: 2 tokens"),
-    (jsonl(LOGS | {"rollout_logps": [-1.0]}), "can each be the rollout"),
     (jsonl(LOGS | {"step": float("inf")}), "step is not one plain value per sequence"),
     # log-probs of one policy
     (jsonl({"input": "a", "output": "b", "score": 1.0}), HOOK.format("verl")),
