@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -125,9 +124,6 @@ def test_that_a_mismatch_is_small_is_said_of_few_prompts(many, rule):
     assert recommend(with_numbers(small, "dump", small.whole | {"k3": k3})).rule == rule
 
 
-# ---------------------------------------------------------------- what it says
-
-
 @pytest.mark.parametrize("policy", FAMILIES)
 def test_the_families_are_presets_of_their_numerator_and_the_default_is_what_its_words_say(policy):
     shipped = catalogue.load()
@@ -155,8 +151,6 @@ def test_a_decision_is_said_in_the_trainers_own_syntax_or_that_it_cannot_be(chan
         config = advised(given(**change), trainer).recommendation.config
         assert config.startswith(f"# {trainer} cannot say") is not able
 
-
-# ---------------------------------------------------------------- real dumps
 
 SAMPLES = Path(__file__).parent.parent / "sample_data"
 
@@ -197,24 +191,6 @@ def test_two_equal_columns_are_the_same_numbers_twice(tmp_path):
     found = analyzed(tmp_path, with_column(rows, "old_log_probs", rows["rollout_log_probs"]))
     assert (found.diagnosis.verdict, found.recommendation.rule) == ("cannot_tell", "identical")
     assert headline(found)[1] == "THE SAME NUMBERS TWICE: was one column copied from the other?"
-
-
-@pytest.mark.parametrize(
-    ("name", "prompts"),
-    [("healthy", 4), ("healthy", 9), ("healthy", 10), ("stale", 24), ("stale", 40)],
-)
-def test_the_same_rows_with_and_without_group_id_get_no_opposite_answers(tmp_path, name, prompts):
-    """Without, more rows are needed before anything is said; that nothing is wrong is said either way."""
-    whole, (sure, least) = table(name), (NO, 5) if name == "healthy" else (METHOD, 20)
-    groups = list(dict.fromkeys(whole["group_id"].to_pylist()))[:prompts]
-    rows = whole.filter(pc.field("group_id").isin(groups))
-    for columns, many in ((rows, prompts), (rows.drop_columns("group_id"), len(rows) // 16)):
-        found = analyzed(tmp_path, columns)
-        assert found.diagnosis.verdict == ("healthy" if name == "healthy" else "honest_mismatch")
-        assert found.recommendation.decision == (sure if many >= least else FEW)
-
-
-# ---------------------------------------------------------------- sentences that were false
 
 
 def test_k3_in_sync_is_no_one_number_where_its_steps_differ():
