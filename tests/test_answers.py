@@ -330,7 +330,10 @@ def test_a_dump_without_groups_says_what_that_means_and_provenance_is_told_as_js
 
 
 READ = {"rollout_log_probs": "vllm", "old_log_probs": "old_log_probs", "step": "global_step"}
-SHORT = "rollout = vllm, old_log_probs, no mask, step = global_step, host; ignored: prompt, ref_log_probs"
+SHORT = (
+    "rollout_log_probs = vllm, old_log_probs, step = global_step, no mask, host; "
+    "ignored: prompt, ref_log_probs"
+)
 
 
 def test_every_form_says_which_columns_were_read_and_which_were_ignored():

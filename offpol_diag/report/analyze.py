@@ -127,7 +127,7 @@ def _facts(result: Result) -> Iterator[Fact]:
     brief = " ".join(words.sentence(one.text) for one in checked if one.brief)
     bug = "Not examined." if given is None else f"No sign of one. {brief}".strip()
     bug = given.headline if given and given.verdict == "cannot_tell" else bug
-    yield Fact("Bug?", bug, words.verdict(result), checked)
+    yield Fact("Bug?", bug, words.TITLES[given.verdict] if given else "Not examined", checked)
     yield from (*words.located(result), *scored)
     if open_:
         yield words.candidates(open_)

@@ -14,7 +14,6 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -42,20 +41,12 @@ WHOLE, WORD = 32, 48
 STYLES: dict[Tone, str] = {"good": "bold green", "info": "bold", "warn": "bold yellow", "bad": "bold red"}
 
 
-class PipeConsole(Console):
-    """A console that raises on a broken pipe instead of exiting with 1."""
-
-    def on_broken_pipe(self) -> NoReturn:
-        """Re-raise the error, for which the command line has its own exit code."""
-        raise BrokenPipeError
-
-
 def make_console() -> Console:
     """Return a console on stdout, as wide as `COLUMNS` or the terminal; a pipe is `PIPE_WIDTH` wide."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")
-    console = PipeConsole(highlight=False, emoji=False, markup=False)
+    console = Console(highlight=False, emoji=False, markup=False)
     if not console.is_terminal and not os.environ.get("COLUMNS"):
         console.width = PIPE_WIDTH
     return console

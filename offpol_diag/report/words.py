@@ -115,11 +115,6 @@ def checks(result: Result) -> Iterator[Line]:
     yield from (Line("Not testable on this dump", "un", one) for one in given.undecidable)
 
 
-def verdict(result: Result) -> str:
-    """Return the diagnosis in a phrase."""
-    return TITLES[result.diagnosis.verdict] if result.diagnosis else "Not examined"
-
-
 # ---------------------------------------------------------------- causes
 
 
@@ -171,7 +166,7 @@ def of_bug(result: Result) -> Iterator[Fact]:
     assert result.diagnosis is not None
     given, checked = result.diagnosis, tuple(checks(result))
     if not given.causes:
-        yield Fact("Bug?", given.headline, verdict(result), checked)
+        yield Fact("Bug?", given.headline, TITLES["bug"], checked)
         yield Fact("What to do", f"Fix the bug first. {FIRST}", "Fix the bug first")
         return
     first, *others = given.causes
@@ -183,7 +178,7 @@ def of_bug(result: Result) -> Iterator[Fact]:
     leave = f" Until then, leave out the sequences with {where}." if where else ""
     heading = f"Fix the bug first{f': {first.fix}' if first.fix else ''}"
     why = (Line(result.recommendation.sentence),) if result.recommendation else ()
-    yield Fact("Bug?", f"Yes ({first.id}): {sentence(first.statistic)}{also}", verdict(result), checked)
+    yield Fact("Bug?", f"Yes ({first.id}): {sentence(first.statistic)}{also}", TITLES["bug"], checked)
     yield Fact("Where", sentence(first.where))
     yield from located(result)
     yield Fact("To confirm", sentence(first.confirm))
@@ -348,13 +343,6 @@ def how_sure(given: Recommendation) -> Iterator[Fact]:
 
 # ---------------------------------------------------------------- what was read
 
-ROLES = {
-    "rollout_log_probs": "rollout",
-    "old_log_probs": "old",
-    "current_log_probs": "current",
-    "response_mask": "mask",
-}
-"""Our name → the word for `--columns`."""
 FEW = 5
 """Ignored columns that are named in the short form."""
 
@@ -368,13 +356,8 @@ def every_column(facts: DumpFacts) -> str:
 
 def columns(facts: DumpFacts) -> str:
     """Return what was read, columns of other names with them, and what was ignored."""
-    read = []
-    for role in dict.fromkeys((*ROLES, *facts.columns)):
-        column = facts.columns.get(role)
-        if column:
-            read.append(role if role == column else f"{ROLES.get(role, role)} = {column}")
-        elif role == "response_mask":
-            read.append("no mask")
+    read = [role if role == column else f"{role} = {column}" for role, column in facts.columns.items()]
+    read += [] if "response_mask" in facts.columns else ["no mask"]
     said = ", ".join([*read, *facts.others])
     if facts.ignored is None:
         return said
