@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from offpol_diag.errors import ResultError, UsageError, did_you_mean
 from offpol_diag.files import MOST_RESULT, read, up_to
@@ -34,7 +34,7 @@ FORMAT = 3
 HINT = "give the file that `offpol-diag analyze --json` wrote"
 DEEPEST = 32
 """Deepest nesting of a writer's provenance that is kept; deeper containers are replaced by "…"."""
-Whole = Annotated[int, Field(ge=-(2**63), lt=2**63), WithJsonSchema({"type": "integer"})]
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """A whole number of 64 bits: a larger one is no count of anything, and cannot become a float."""
 
 
@@ -212,7 +212,6 @@ class LagEvidence(Model):
 
     in_sync: Number | None = Field(None, description="K3 at lag 0, nats")
     in_sync_share: float | None = Field(None, description="K3 at lag 0 over K3 of the dump")
-    ratio_by_lag: dict[str, float] = Field({}, description="lag → K3 of its first step over K3 at lag 0")
     lag: Whole | None = Field(None, description="the lag that most steps have, if all of their sequences do")
     steps: tuple[Whole, Whole] | None = Field(None, description="first and last step of that lag")
     start: Number | None = Field(None, description="K3 of the first such step, nats")
@@ -449,8 +448,6 @@ class Diagnosis(Model):
 
 Outcome = Literal["same", "engine", "trainer", "both", "reference", "few"]
 State = Literal["same", "variant", "unknown"]
-SAMPLE, SAMPLE_TOKENS = 16, 4000
-"""Prompts that `rescore` begins with, and tokens that it scores at least, where the dump has them."""
 
 
 class Fit(Model):

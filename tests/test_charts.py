@@ -166,7 +166,6 @@ def test_evidence_by_lag(found):
     assert lag.in_sync.value == pytest.approx(k3[0], rel=1e-9)
     assert (lag.lag, lag.steps) == (2, (2, 3))
     assert lag.growth == pytest.approx(k3[3] / k3[2], rel=1e-9)
-    assert lag.ratio_by_lag == {"1": pytest.approx(k3[1] / k3[0]), "2": pytest.approx(k3[2] / k3[0])}
 
 
 def test_crossings_are_the_first_steps_in_a_worse_band(tmp_path):

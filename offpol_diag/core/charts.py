@@ -273,10 +273,7 @@ def _lag_evidence(
             by_lag.setdefault(int(lag / many), []).append(at)
     if steps is None or not by_lag:
         return found
-    k3, level = steps.series["k3"], found.in_sync.value if found.in_sync else None
-    firsts = {lag: k3[at[0]].value for lag, at in sorted(by_lag.items()) if lag}
-    ratios = {str(lag): share(x, level) for lag, x in firsts.items() if level and x is not None}
-    found.ratio_by_lag = {lag: ratio for lag, ratio in ratios.items() if ratio is not None}
+    k3 = steps.series["k3"]
     most = max(by_lag, key=lambda one: (len(by_lag[one]), one))
     if len(by_lag[most]) > 1:
         first, last = by_lag[most][0], by_lag[most][-1]

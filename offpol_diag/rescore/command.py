@@ -29,7 +29,7 @@ from offpol_diag.rescore.models import Loaded
 from offpol_diag.rescore.rows import Responses, read
 from offpol_diag.rescore.score import Head, Row, Scores, score
 from offpol_diag.rescore.variants import AS_GIVEN, HONEST, Variant, in_bf16, table
-from offpol_diag.result import SAMPLE_TOKENS, Reference
+from offpol_diag.result import Reference
 
 Floats = NDArray[np.float64]
 COLUMNS = {
@@ -38,8 +38,8 @@ COLUMNS = {
     "reference_rank": pa.int32(),
 }
 """The columns that are written."""
-ROWS = 4096
-"""Rows of a row group."""
+ROWS, SAMPLE_TOKENS = 4096, 4000
+"""Rows of a row group; tokens that are scored at least, where the dump has them."""
 OF_BF16 = 3.0
 """What bf16 changes, in what bf16 logits alone change of a model that is computed in bf16 itself."""
 
