@@ -89,16 +89,10 @@ def alone(folder, env, *command):
 
 
 LIGHT = """
-import sys
-from offpol_diag.errors import install
-from offpol_diag.trainers import TRAINERS
 from offpol_diag import DumpWriter
 with DumpWriter("d") as dump:
     dump.write(rollout_log_probs=[[-1.0, -2.0]], old_log_probs=[[-1.1, -2.0]])
-try:
-    from offpol_diag import analyze
-except ImportError as error:
-    print(error)
+from offpol_diag import analyze
 """
 
 
@@ -106,21 +100,14 @@ def test_the_light_install_writes_dumps_and_says_what_the_command_line_needs(sit
     needs, env = environment(site, tmp_path / "light", "")
 
     wrote = alone(tmp_path, env, "-c", LIGHT)
-    assert (wrote.returncode, wrote.stderr) == (0, "")
-    assert install("cli") in wrote.stdout
+    assert (wrote.returncode, install("cli") in wrote.stderr.splitlines()[-1]) == (1, True)
     assert (tmp_path / "d" / "rank00000-0.parquet").exists()
     refused = alone(tmp_path, env, "-m", "offpol_diag", "analyze", "d.parquet")
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: what the command line needs is not installed: typer, ")
     assert f"\n\nhint: {install('cli')}" in refused.stderr
-    assert "Traceback" not in refused.stderr
-    for option in ("--version", "-V"):
-        said = alone(tmp_path, env, "-m", "offpol_diag", option)
-        assert (said.returncode, said.stdout, said.stderr) == (
-            0,
-            f"offpol-diag {version('offpol-diag')}\n",
-            "",
-        )
+    said = alone(tmp_path, env, "-m", "offpol_diag", "--version")
+    assert (said.returncode, said.stdout, said.stderr) == (0, f"offpol-diag {version('offpol-diag')}\n", "")
     assert set(needs) == {"numpy", "pyarrow"}
     assert sum(file.size or 0 for one in needs.values() for file in one.files or ()) < 400e6
 
