@@ -207,8 +207,8 @@ def rank(prefix: str, one: Contrast) -> tuple[int, int, bool, float]:
     name, apart = one.name.removeprefix(prefix), one.difference.value
     first = FIRST_GAP.index(name) if name in FIRST_GAP else len(FIRST_GAP)
     size = abs(apart) / (abs(one.a.value or 0.0) + abs(one.b.value or 0.0)) if apart else 0.0
-    of_preset = _drift(one.name) == "" and "." in one.name
-    return {True: 0, False: 1, None: 2}[one.differs], first, of_preset, -float(f"{size:.9g}")
+    judged = {True: 0, False: 1, None: 2}[one.differs]
+    return judged, first, not _drift(one.name) and "." in one.name, -float(f"{size:.9g}")
 
 
 def pairing(a: Examined, b: Examined, letter: str) -> str:

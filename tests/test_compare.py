@@ -234,6 +234,8 @@ def test_a_run_against_itself_differs_by_exactly_nothing(a):
 
 
 def test_a_difference_is_of_the_values_of_both_runs_and_that_of_rewards_is_not_tested(a, worse):
+    judged = [{True: 0, False: 1, None: 2}[one.differs] for one in worse.contrasts]
+    assert (judged, worse.contrasts[0].name) == (sorted(judged), "k3")
     for one in worse.contrasts:
         if one.a.value is not None and one.b.value is not None:
             assert one.difference.value == pytest.approx(one.b.value - one.a.value, rel=1e-9, abs=1e-15)
