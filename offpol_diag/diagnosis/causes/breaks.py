@@ -60,9 +60,12 @@ class LongContext(Cause):
         return replace(rows, p=jittered(rows, np.where(rows.index >= at, 1.0, 0.0), rng))
 
 
-CHANCE, QUIET_CHANCE = 0.9, 0.5
-"""`against_chance` from which the columns of a run of tokens are unrelated, and where they agree closely
-outside it; honest ones stay below 0.85."""
+CHANCE, QUIET_CHANCE, CLOSELY = 0.9, 0.5, (8, 0.15, 0.8)
+"""`against_chance` from which the columns of a block are unrelated, and where they agree closely outside it;
+honest ones stay below 0.85. Closely: fewest tokens inside, |Δ| of most outside, and mean inside, nats."""
+INSIDE, OUTSIDE, OFF, OFTEN, BEYOND = 3, 4, 0.3, 0.25, (6.0, 0.1)
+"""Fewest tokens inside a block and outside it; |Δ| of a token of other text, nats, and least share of these
+inside, so that it is not a few tokens; and factor and nats that |Δ| inside is beyond that of others."""
 SHORTEST, BAD, FEWEST, SHARE = 12, 0.03, 3, 0.02
 """Fewest tokens and least mean |Δ| (nats) of a sequence that is looked at; fewest sequences that break, and
 their least share."""
@@ -136,11 +139,14 @@ def _block(rows: Rows, i: int, usual: float) -> tuple[int, int] | None:
     end = int((excess - np.minimum.accumulate(before)).argmax()) + 1
     begin = int(before[:end].argmin())
     inside, outside = size[begin:end], np.concatenate((size[:begin], size[end:]))
-    if min(len(inside) - 3, len(outside) - 4, (inside > 0.3).sum() - max(3, 0.25 * len(inside))) < 0:
-        return None  # a few tokens that are far off
-    if not inside.mean() > 6 * max(outside.mean(), usual) + 0.1:
+    if len(inside) < INSIDE or len(outside) < OUTSIDE:
         return None
-    quiet = len(inside) >= 8 and np.quantile(outside, 0.95) < 0.15 and inside.mean() > 0.8
+    if (inside > OFF).sum() < max(INSIDE, OFTEN * len(inside)):
+        return None
+    if not inside.mean() > BEYOND[0] * max(outside.mean(), usual) + BEYOND[1]:
+        return None
+    many, most, mean = CLOSELY
+    quiet = len(inside) >= many and np.quantile(outside, 0.95) < most and inside.mean() > mean
     if not against_chance(rows, a + begin, a + end) > (QUIET_CHANCE if quiet else CHANCE):
         return None
     on = len(size) - end < 6 or against_chance(rows, a + begin, b) > CHANCE

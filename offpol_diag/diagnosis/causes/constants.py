@@ -19,9 +19,10 @@ column is off beside it (nats, median): log-probs also repeat honestly where con
 NEARLY, NEAR, UNSURE, FAR = -1e-2, 200, -0.05, 0.7
 """Log-prob above which a token is nearly certain; number of values just below 0; log-prob below which a token
 is not certain; and |Δ| from which two log-probs of one token are far apart, nats (a factor of 2)."""
-CERTAIN, USUAL = 3.0, 0.5
-"""How much more often the other column is far off beside 0.0 than beside values just below it; and its share
-below −1 there, in that of tokens of any kind: 21 to 55% in models of six architectures."""
+CERTAIN, USUAL, MANY, ONE_SIDED = 3.0, 0.5, 100, 0.98
+"""How much more often the other column is far off beside 0.0 than beside values just below it; its share below
+−1 there, in that of tokens of any kind: 21 to 55% in models of six architectures; and fewest other tokens, and
+share of these with Δ below 0, by which sampling is truncated."""
 OFF, RUN, PADDED, ORDINARY = 1e-3, 1.6, 0.3, 0.3
 """|Δ| from which columns differ, nats; mean run of constants from which they are no single tokens; least
 share of sequences that end in padding, and of those of which a policy did not grow certain by degrees."""
@@ -103,7 +104,7 @@ def _zeros(x: Floats, other: Floats) -> bool:
     if far.sum() < 2 or far.sum() < CERTAIN * rate * zero.sum():
         return False
     rest = delta[~zero]
-    if len(rest) >= 100 and np.mean(rest < 0) > 0.98:
+    if len(rest) >= MANY and np.mean(rest < 0) > ONE_SIDED:
         return bool(np.quantile(delta[zero], 0.05) <= np.quantile(rest, 0.01))
     doubted, usual = (other[at & (other < UNSURE)] < -1 for at in (zero, ~zero))
     return not len(usual) or bool(doubted.mean() > USUAL * usual.mean())

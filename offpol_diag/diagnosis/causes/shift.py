@@ -19,6 +19,8 @@ BAD, GAIN, NATS = 0.02, 0.35, 2.0
 RULE, NEARLY_ALL, MENDED = 0.3, 0.8, 0.5
 """Share from which it is the rule, also where a large mismatch hides it; from which all have it, for the rest
 is too short to show it; and level that a mended run then has, nats."""
+FITS = (3.0, 0.1)
+"""Factor and nats by which first tokens fit better at one of two places."""
 
 
 class OffByOne(Cause):
@@ -107,5 +109,5 @@ def _from_start(rows: Rows, lag: int) -> bool:
     """Return whether the shift is there at the first tokens, and not only behind a token that is left out."""
     begin = rows.keep(rows.index < 4 + abs(lag))
     here, there = begin.keep(begin.index < 4).level, at_lag(begin, lag)
-    in_place, shifted = there > 3 * here + 0.1, here > 3 * there + 0.1
+    in_place, shifted = there > FITS[0] * here + FITS[1], here > FITS[0] * there + FITS[1]
     return bool(in_place.sum() <= RULE * max(int((in_place | shifted).sum()), 1))
