@@ -312,7 +312,7 @@ def bound(groups: int) -> float:
     return math.sqrt(freedom * math.expm1(exponent))
 
 
-def ratio(above: Floats, below: Floats) -> tuple[float, float]:
+def ratio(above: NDArray[Any], below: NDArray[Any]) -> tuple[float, float]:
     """Return Σ above / Σ below over clusters, [G] each, and its standard error; infinite for one cluster."""
     value, many = float(above.sum() / below.sum()), len(above)
     if many < 2:

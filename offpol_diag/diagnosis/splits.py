@@ -59,7 +59,7 @@ def visit(rows: Rows) -> Values:
 
 def first_use(rows: Rows) -> Values:
     """Return 1 at the first use of a token id in its response, else 0, [T]."""
-    return None if rows.ids is None else 1.0 - rows.again
+    return None if rows.ids is None else (~rows.again).astype(np.int64)
 
 
 def absolute(rows: Rows) -> Values:

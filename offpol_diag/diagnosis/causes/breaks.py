@@ -112,8 +112,8 @@ class Retokenization(Cause):
             return None
         evidence = f"{len(own):,} of {long.sum():,} sequences agree to {in_place.size.mean():.2g} nats a "
         evidence += f"token outside and differ by {inside:.2g} inside"
-        rest = {"words": {"share": percent(len(own) / int(long.sum()))}, "approximate": True}
-        return Found(cause, evidence, rows, tokens, rows.of(own), in_place, **rest)
+        words, broken = {"share": percent(len(own) / int(long.sum()))}, rows.of(own)
+        return Found(cause, evidence, rows, tokens, broken, in_place, words=words, approximate=True)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         """Let one row in eight score other text from a token of its own on."""

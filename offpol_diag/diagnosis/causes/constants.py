@@ -20,9 +20,9 @@ NEARLY, NEAR, UNSURE, FAR = -1e-2, 200, -0.05, 0.7
 """Log-prob above which a token is nearly certain; number of values just below 0; log-prob below which a token
 is not certain; and |Δ| from which two log-probs of one token are far apart, nats (a factor of 2)."""
 CERTAIN, USUAL, MANY, ONE_SIDED = 3.0, 0.5, 100, 0.98
-"""How much more often the other column is far off beside 0.0 than beside values just below it; its share below
-−1 there, in that of tokens of any kind: 21 to 55% in models of six architectures; and fewest other tokens, and
-share of these with Δ below 0, by which sampling is truncated."""
+"""How much more often the other column is far off beside 0.0 than beside values just below it; its share
+below −1 there, in that of tokens of any kind: 21 to 55% in models of six architectures; and fewest other
+tokens, and share of these with Δ below 0, by which sampling is truncated."""
 OFF, RUN, PADDED, ORDINARY = 1e-3, 1.6, 0.3, 0.3
 """|Δ| from which columns differ, nats; mean run of constants from which they are no single tokens; least
 share of sequences that end in padding, and of those of which a policy did not grow certain by degrees."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
 from offpol_diag.diagnosis.causes.sampling import fit_temperature
-from offpol_diag.diagnosis.rows import CAP, Rows, bound, estimate, percent, uncertain
+from offpol_diag.diagnosis.rows import CAP, Flags, Rows, bound, estimate, percent, uncertain
 
 UNCERTAIN, FEW = (-8.0, -0.3), 50
 """Range of log π_rollout in which a token is neither certain nor an outlier, nats; fewest of a kind."""
@@ -90,7 +90,7 @@ class SpecialToken(Cause):
         worst = np.flatnonzero((many >= FEWEST) & (mean >= least) & (off > OFTEN))
         flagged = np.isin(which, worst)
         seen = np.cumsum(flagged)  # a token whose embedding is another one disturbs all that follow it, too
-        clean = seen == (seen - flagged)[rows.starts[:-1]][rows.owner]
+        clean: Flags = seen == (seen - flagged)[rows.starts[:-1]][rows.owner]
         others = clean if clean.sum() >= 100 else ~flagged
         beyond = TIMES * float(rows.size[others].mean()) if others.any() else np.inf
         worst = worst[mean[worst] > beyond]

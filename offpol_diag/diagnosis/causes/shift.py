@@ -72,12 +72,9 @@ class OffByOne(Cause):
         if share > RULE and (mended.level < MENDED).any():  # rows that still differ likely have it too
             mended = mended.only(mended.level < MENDED)
         sequences = rows.sum(tokens) > 0
-        there, here = (
-            f"{apart[0]:.2f} at {counted(k, 'token')} apart",
-            f"{round(apart[1], 2) + 0.0:.2f} in place",
-        )
-        some = f"{sequences.sum():,} of {rows.sequences:,} sequences"
-        evidence = f"the columns correlate {there} and {here}, in {some}"
+        evidence = f"the columns correlate {apart[0]:.2f} at {counted(k, 'token')} apart and "
+        evidence += f"{round(apart[1], 2) + 0.0:.2f} in place, "
+        evidence += f"in {sequences.sum():,} of {rows.sequences:,} sequences"
         old, rollout = (f":-{k}", f"{k}:") if lag > 0 else (f"{k}:", f":-{k}")
         words = {
             "tokens": "one token" if k == 1 else counted(k, "token"),
