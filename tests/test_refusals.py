@@ -110,6 +110,7 @@ POSITIVE = {ROLLOUT: [[-1.0]] * 32, OLD: [[0.5]] * 28 + [[-1.0]] * 4}
 LONG = pa.ListArray.from_arrays(pa.array([0, 5_000_000], pa.int32()), pa.repeat(pa.scalar(-1.0), 5_000_000))
 WITHOUT = {ROLLOUT: None, OLD: None, "prompt": ["p"] * 4}
 NOT_UTF8 = pa.array([b"a", b"b", b"a", b"\xff\xfe"])
+NOT_TEXT = pa.Array.from_buffers(pa.string(), 4, pa.array([b"a", b"a", b"b", b"\xff"]).buffers())
 NO_TYPE = {ROLLOUT: (["-1"],), OLD: ([1], [[-1.0]], "[-1.0]"), MASK: (["1"], 1), "token_ids": ([1.0],)}
 NO_TYPE |= {"rewards": ([1.0],), "advantages": ("1",), "weight_versions": (1,), "step": ("one",)}
 NO_TYPE |= {"policy_lag": (True,), "finish_reason": (1,), "prompt_ids": ([1.5], 1), "group_id": ({"a": 1},)}
@@ -160,6 +161,7 @@ DUMPS = [  # columns of a.parquet, or what writes files; what is read; what is s
     (by_token(sequence_id=None), "", ": no column holds sequence_id (a row is a token)", "name it"),
     (by_token(sequence_id=[0, 1, 0, 1]), "", ", row 2: the sequence '0' comes back after another", "sort it"),
     (by_token(sequence_id=[0, None, 1, 1]), "", ", row 1, column 'sequence_id': it is null", "give every"),
+    (by_token(sequence_id=NOT_TEXT), "", ", from row 0 on, column 'sequence_id': no label", "write the"),
     (by_token(position=[1, 0, 0, 1]), "", ", row 1: positions do not rise within a sequence", "sort it"),
     (two(by_token(), by_token()), ".", "b.parquet, row 0: the sequence '0' comes back", "sort it: polars"),
 ]  # fmt: skip

@@ -30,7 +30,8 @@ def gathered(
         seen: ids of the sequences of the files before, to which those of this one are added.
 
     Raises:
-        DumpError: a sequence comes back after another one, has no id, or its positions do not rise.
+        DumpError: a sequence comes back after another one, has no id or one that is no
+            text, or its positions do not rise.
     """
     listed = {name for role, name in columns.items() if role in OF_TOKENS}
     held, first = list[pa.Table](), 0  # what may go on in the next table, and the number of its first row
@@ -48,7 +49,12 @@ def gathered(
         held, whole, begins = [rows.slice(cuts[-1])], rows.slice(0, cuts[-1]), pa.array(cuts[:-1])
         if not len(begins):
             continue
-        for at, one in zip(cuts, ids.take(begins).to_pylist(), strict=False):
+        try:
+            named = ids.take(begins).to_pylist()
+        except UnicodeDecodeError as error:
+            what = f"{file}, from row {first} on, column {columns[SEQUENCE]!r}: no label ({error})"
+            raise DumpError(what, "write the column again as numbers or UTF-8 text") from error
+        for at, one in zip(cuts, named, strict=False):
             if one in seen:
                 what = f"{file}, row {first + at}: the sequence {str(one)!r} comes back after another one"
                 raise DumpError(what, SORT)
