@@ -30,7 +30,7 @@ ALIGNED = 0.001
 
 def answer(result: Result) -> Answer:
     """Return the answer of an analysis."""
-    given, found, steps = result.recommendation, tiles(result), [one.key for one in at_steps(result)]
+    given, found, steps = result.recommendation, tiles(result), _steps(result)
     diagnosed = result.diagnosis
     named = [one.id for some in (diagnosed.causes, diagnosed.candidates) for one in some] if diagnosed else []
     unit = "prompt" if "group_id" in result.dump.columns else "sequence"
@@ -41,9 +41,7 @@ def answer(result: Result) -> Answer:
         facts=tuple(_facts(result)),
         lead=resampled,
         tiles=found,
-        over=f"steps {_step(steps[0])} to {_step(steps[-1])}"
-        if steps and any(one.curve for one in found)
-        else "",
+        over=f"steps {steps[0]} to {steps[-1]}" if steps and any(one.curve for one in found) else "",
         heavy=heavy(result),
         tables=tuple(one for one in _tables(result) if one.rows),
         charts=charts(result),
@@ -53,13 +51,13 @@ def answer(result: Result) -> Answer:
     )
 
 
-def _step(key: str) -> str:
-    return key.removesuffix(".0")
+def _steps(result: Result) -> list[str]:
+    return [one.key.removesuffix(".0") for one in at_steps(result)]  # of a column with rows without a step
 
 
 def of_dump(result: Result, *more_cautions: str) -> partial[Answer]:
     """Return an answer on one dump so far: what was read, in one line, and what limits every number."""
-    dump, steps = result.dump, [_step(one.key) for one in at_steps(result)]
+    dump, steps = result.dump, _steps(result)
     parts = [counted(dump.sequences, "sequence"), counted(dump.tokens, "token")]
     parts += [counted(dump.groups, "prompt")] if "group_id" in dump.columns else []
     without = " and rows without a step" if len(steps) < len(result.at("step")) else ""
@@ -134,11 +132,9 @@ def _facts(result: Result) -> Iterator[Fact]:
         yield Fact("Decide", open_.decide)
         yield from deciding(result)
     elif found := words.evidence(result):
-        # where K3 grows, that says more than the cause's own clause
-        clause = causes[0].statement.partition(":")[0] if words.grew(result) else causes[0].statement
         also = (Line(f"Also: {one.statement} {one.statistic}") for one in causes[1:])
         lines = (Line(found[0], said=True), *map(Line, found[1:]), *also)
-        yield Fact("Cause", f"{words.sentence(clause)} {found[0]}", causes[0].statement, lines)
+        yield Fact("Cause", f"{causes[0].statement} {found[0]}", causes[0].statement, lines)
     if advised is not None:
         yield words.what_to_do(result, advised)
         yield from () if open_ else words.how_sure(advised)
