@@ -216,7 +216,7 @@ REGIMES = (
 )
 """Published observations: number, band, range, regime and source; those of K3 are in data/floors.toml."""
 TONES: dict[str, Tone] = {
-    **dict.fromkeys(("typical", "good"), "good"),
+    **dict.fromkeys(("typical", "good", "reliable"), "good"),
     **dict.fromkeys(("elevated", "fair"), "info"),
     "high": "warn",
 }

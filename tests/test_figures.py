@@ -40,8 +40,6 @@ def drawn(name, figure):
     return [one for one in found["data"] if "fill" not in one], found["layout"]
 
 
-# ---------------------------------------------------------------- what is drawn
-
 CHARTS = {name: TEN - {"by_lag"} for name in ("healthy", "quantized", "stale")}
 CHARTS |= {"collapse": TEN, "runs": {"runs_by_step"}}
 
@@ -107,9 +105,6 @@ def test_no_chart_of_thresholds_is_drawn_beside_a_bug():
     assert set(result("healthy").figures) - set(changed.figures) == {"thresholds"}
 
 
-# ---------------------------------------------------------------- how it is drawn
-
-
 def numbers(*values, **more):
     return [Number(value=y, interval=None if y is None else (y / 2, y * 2), **more) for y in values]
 
@@ -138,12 +133,11 @@ def test_the_bands_of_k3_are_named_within_the_axis_and_away_from_the_line():
     assert sides == ["top left", "top right"]
 
 
-def test_panels_lie_side_by_side_on_axes_of_their_own():
-    line = curve(([0, 1], numbers(1, 2), "", BLUE))
-    found = chart("a", "A title", Panel("x", "y", line), Panel("x", "y", line, shapes=[upright(1.0)]))
-    assert found.layout["grid"]["columns"] == 2
-    assert [(one["xaxis"], one["yaxis"]) for one in found.data] == [("x", "y")] * 2 + [("x2", "y2")] * 2
-    assert [(one["xref"], one["yref"]) for one in found.layout["shapes"]] == [("x2", "y2 domain")]
+def test_panels_have_axes_and_shapes_of_their_own():
+    panel = Panel("x", "y", curve(([0, 1], numbers(1, 2), "", BLUE)), shapes=[upright(1.0)])
+    found = chart("a", "A title", panel, panel)
+    assert [one["yaxis"] for one in found.data] == ["y", "y", "y2", "y2"]
+    assert [(one["xref"], one["yref"]) for one in found.layout["shapes"]][1:] == [("x2", "y2 domain")]
 
 
 @pytest.mark.parametrize("name", ["light", "dark"])
@@ -163,9 +157,6 @@ def test_lines_and_texts_stand_out_on_the_light_and_on_the_dark_page(name):
     assert min(contrast(one) for one in (found["font"]["color"], found["xaxis"]["tickfont"]["color"])) >= 4.5
 
 
-# ---------------------------------------------------------------- hostile names, odd numbers
-
-
 def test_hostile_names_are_escaped_in_every_text_of_a_figure():
     lines = curve(([EVIL, f"{EVIL}2"], numbers(1, 2), EVIL, BLUE), where=[EVIL, EVIL])
     panel = Panel(EVIL, EVIL, lines, LABELS, {}, [upright(0.5, EVIL)])
@@ -181,10 +172,7 @@ ODD = {
     "no point": ([], []),
     "one point": ([3], numbers(0.2)),
     "nothing known": ([0, 1], numbers(None, None)),
-    "huge": (
-        [0, 1, 2],
-        [Number(value=1e308), Number(value=1.0, interval=(0.0, 1e308)), Number(value=-1e308)],
-    ),
+    "huge": ([0, 1, 2], [Number(1e308), Number(1.0, (0.0, 1e308)), Number(-1e308)]),
     "tiny": ([0, 1], [Number(value=1e-310), Number(value=5e-324)]),
     "zero and negative": ([-1, 0, 1], [Number(value=y, interval=(y - 1, y + 1)) for y in (-1.0, 0.0, 1.0)]),
     "10,000 steps": (range(10_000), [Number(value=1 + i % 7) for i in range(10_000)]),
@@ -200,9 +188,6 @@ def test_odd_series_give_figures_that_plotly_takes(name, mode):
     json.loads(found.figure().to_json(), parse_constant=pytest.fail)
     known = [y for trace in found.data for y in trace["y"] if y is not None]
     assert all(math.isfinite(y) and abs(y) < 1e308 for y in known)
-
-
-# ---------------------------------------------------------------- in Python
 
 
 def test_an_unknown_figure_is_named_with_what_there_is():
