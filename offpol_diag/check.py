@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -24,17 +24,15 @@ from polars import selectors
 from offpol_diag.dump.batch import Batch, joined
 from offpol_diag.dump.read import Dump
 from offpol_diag.errors import UsageError
-from offpol_diag.files import read
 from offpol_diag.presets import Preset
 from offpol_diag.printable import printable_json
 from offpol_diag.trainers import named_in, trainer_named
 from offpol_diag.trainers.logged import GENERATIONS, LOGS, TRAINERS, log_of, steps_of
+from offpol_diag.trainers.translate import as_numbers
 
 FORMAT = "offpol-diag check 2"
 NEAR, SMALL = 1e-5, 2e-3
 """Relative differences up to NEAR are what float32 rounds; of values below SMALL, up to NEAR of SMALL."""
-MOST_BYTES = 1 << 28
-"""Most bytes of a file of curves."""
 STEPS = (
     *("training/global_step", "train/global_step", "trainer/global_step", "global_step"),
     *("train/step", "rollout/step", "step", "_step"),
@@ -67,9 +65,7 @@ class Checked:
 
     trainer: str  # who logs, with the generation where what it logs has several
     steps: list[int | None]  # [None] for a dump without steps
-    numbers: dict[
-        str, dict[str, list[float | None]]
-    ]  # preset → logged name → at each step, None if not finite
+    numbers: dict[str, dict[str, list[float | None]]]  # preset → logged name → finite value at each step
     preset: str  # the one whose numbers are beside the curves: most of them are equal
     rows: list[Row]  # metrics with a curve, those that differ first
     unmatched: list[str]  # metrics of which no single curve has the name
@@ -89,15 +85,7 @@ class Checked:
         return f"{printable_json(text)}\n"
 
 
-# ---------------------------------------------------------------- what the dump says
-
-
-def finite(x: float | None) -> float | None:
-    """Return a number that JSON has, else None."""
-    return x if x is not None and math.isfinite(x) else None
-
-
-def who_logs(trainer: str | None, provenance: Mapping[str, object]) -> tuple[str, str]:
+def who_logs(trainer: str | None, provenance: Mapping[str, Any]) -> tuple[str, str]:
     """Return the trainer, and a generation of verl: as asked, else the metadata's, else the newest.
 
     Raises:
@@ -112,9 +100,8 @@ def who_logs(trainer: str | None, provenance: Mapping[str, object]) -> tuple[str
         known = ", ".join(f"verl@{one}" for one in GENERATIONS)
         raise UsageError(f"{who} has no generation {generation!r}", f"there are {known}")
     versions = provenance.get("versions")
-    ran = re.findall(r"\d+", str(versions.get("verl", "") if isinstance(versions, dict) else ""))
-    parts = tuple(map(int, ran[:3])) or (99,)
-    return who, generation or next(one for one, since in GENERATIONS.items() if parts >= since)
+    ran = as_numbers(str(versions.get("verl", "")))[:3] if isinstance(versions, dict) else ()
+    return who, generation or next(one for one, row in GENERATIONS.items() if (ran or (99,)) >= row.since)
 
 
 def by_step(dump: Dump) -> Iterator[tuple[int | None, Batch]]:
@@ -146,11 +133,25 @@ def numbers(dump: Dump, presets: Sequence[Preset], trainer: str, generation: str
     return found
 
 
-# ---------------------------------------------------------------- what was logged
+def json_lines(data: bytes) -> pl.DataFrame:
+    """Read a JSON object per line; polars' own reader has no NaN."""
+    rows = [dict(json.loads(line)) for line in data.decode("utf-8-sig").splitlines() if line.strip()]
+    return pl.DataFrame(rows, infer_schema_length=None, strict=False)
+
+
+READERS: Mapping[str, Callable[[bytes], pl.DataFrame]] = {
+    ".csv": partial(pl.read_csv, infer_schema=False),
+    ".parquet": pl.read_parquet,
+    ".jsonl": json_lines,
+    ".ndjson": json_lines,
+}
+"""Suffix of a file of curves → its reader."""
 
 
 def curves(files: Sequence[Path]) -> Curves:
     """Read files of curves: a row per step. A later value at a step replaces others, NaN no number.
+
+    W&B names a column `RUN - METRIC`; numbers may stand there as texts.
 
     Raises:
         UsageError: a file cannot be read, holds several runs, or has no step.
@@ -158,45 +159,35 @@ def curves(files: Sequence[Path]) -> Curves:
     found: Curves = {}
     for file in files:
         try:
-            table = _table(file.suffix.lower(), read(file, MOST_BYTES))
+            table = READERS[file.suffix.lower()](file.read_bytes())
+            some = (selectors.numeric() | selectors.string()) - selectors.ends_with("__MIN", "__MAX")
+            table = table.select(some).rename(lambda name: name.rpartition(" - ")[2])
+            table = table.cast(pl.Float64, strict=False)
         except OSError as error:
             raise UsageError(f"{file}: cannot be read ({error.strerror or error})", HINT) from error
         except (Exception, pl.exceptions.PanicException) as error:  # of damaged files
             raise UsageError(f"{file}: holds no curves of one run", HINT) from error
         lower = {name.lower(): name for name in table.columns}
-        step = next((lower[one] for one in STEPS if one in lower), None)
-        if step is None or not table[step].is_finite().any():
+        step = next((lower[one] for one in STEPS if one in lower), "")
+        at = table.filter(pl.col(step).is_finite() & (pl.col(step) % 1 == 0)) if step else table.clear()
+        if at.is_empty():
             raise UsageError(f"{file}: has no column of steps", f"name it one of {', '.join(STEPS)}")
         for name in (name for name in table.columns if name != step):
-            points = found.setdefault(name, {})
-            for at, x in table.select(step, name).drop_nulls().iter_rows():
-                if at.is_integer() and (math.isfinite(x) or int(at) not in points):
-                    points[int(at)] = x
+            values = at.select(pl.col(step).cast(pl.Int64), name).drop_nulls()
+            finite = values.filter(pl.col(name).is_finite())
+            found.setdefault(name, {}).update([*values.iter_rows(), *finite.iter_rows()])
     return found
-
-
-def _table(suffix: str, data: bytes) -> pl.DataFrame:
-    """Return the numbers of a file, also those that are texts, by name; W&B names them `RUN - METRIC`."""
-    if suffix == ".parquet":
-        table = pl.read_parquet(data)
-    elif suffix == ".csv":
-        table = pl.read_csv(data.decode("utf-8-sig").encode(), infer_schema=False)
-    elif suffix in (".jsonl", ".ndjson"):
-        rows = [dict(json.loads(line)) for line in data.decode("utf-8-sig").splitlines() if line.strip()]
-        table = pl.DataFrame(rows, infer_schema_length=None, strict=False)
-    else:
-        raise ValueError(suffix)
-    table = table.select((selectors.numeric() | selectors.string()) - selectors.ends_with("__MIN", "__MAX"))
-    return table.rename(lambda name: name.rpartition(" - ")[2]).cast(pl.Float64, strict=False)
-
-
-# ---------------------------------------------------------------- one beside the other
 
 
 def curve_of(name: str, curves: Curves) -> str | None:
     """Return the curve of a name, or the only one that has it after a prefix: `train/sampling/x`."""
     some = [name] if name in curves else [one for one in curves if one.endswith(f"/{name}")]
     return some[0] if len(some) == 1 else None
+
+
+def finite(x: float | None) -> float | None:
+    """Return a number that JSON has, else None."""
+    return x if x is not None and math.isfinite(x) else None
 
 
 def compared(expected: Curves, logged: Curves) -> list[Row]:
@@ -210,8 +201,10 @@ def compared(expected: Curves, logged: Curves) -> list[Row]:
         both = {step: (values[step], x) for step, x in points.items() if step in values and math.isfinite(x)}
         if not both:
             continue
-        apart = {step: abs(x - y) / max(abs(x), abs(y), SMALL) for step, (x, y) in both.items()}
-        apart |= {step: math.inf for step, (x, _) in both.items() if not math.isfinite(x)}
+        apart = {
+            step: abs(x - y) / max(abs(x), abs(y), SMALL) if math.isfinite(x) else math.inf
+            for step, (x, y) in both.items()
+        }
         wrong, worst = [step for step, x in apart.items() if x > NEAR], max(apart, key=apart.__getitem__)
         (x, y), most = both[worst], finite(apart[worst])
         first = min(wrong, default=None)
@@ -225,18 +218,17 @@ def checked(found: Mapping[str, Curves], logged: Curves, trainer: str) -> Checke
     Raises:
         UsageError: curves are given, and no name or no step is in both.
     """
-    rows = {preset: compared(one, logged) for preset, one in found.items()}
-    equal = {preset: sum(not row.differs for row in some) for preset, some in rows.items()}
-    best = max(rows, key=lambda preset: (equal[preset], -len(rows[preset])))
+    of_each = {preset: compared(one, logged) for preset, one in found.items()}
+    best, rows = max(of_each.items(), key=lambda one: (sum(not r.differs for r in one[1]), -len(one[1])))
     steps = sorted({step for curves in found.values() for one in curves.values() for step in one})
-    if logged and not rows[best]:
+    if logged and not rows:
         hint = f"the dump has steps {steps[0]} to {steps[-1]}, and it logs {', '.join(found[best])}"
         raise UsageError(f"no curve has a name that {trainer} logs under {best}, at a step of the dump", hint)
     numbers = {
         preset: {name: [finite(curve.get(step)) for step in steps] for name, curve in curves.items()}
         for preset, curves in found.items()
     }
-    known = {row.name for row in rows[best]} | {row.curve for row in rows[best]}
+    known = {row.name for row in rows} | {row.curve for row in rows}
     unmatched = [name for name in found[best] if logged and name not in known]
     unknown = [name for name in logged if name not in known]
-    return Checked(trainer, steps, numbers, best, rows[best], unmatched, unknown)
+    return Checked(trainer, steps, numbers, best, rows, unmatched, unknown)

@@ -352,7 +352,7 @@ def presets(asked: dict[str, Any], own: Any) -> None:
     from offpol_diag.report.presets import catalogue, explained
     from offpol_diag.report.terminal import tables
     from offpol_diag.trainers import trainer_named
-    from offpol_diag.trainers.translate import config_for, sayable
+    from offpol_diag.trainers.translate import config_for, trainers_for
 
     name, trainer = asked.get("name"), asked.get("trainer")
     known = load(asked.get("preset_file"))
@@ -365,9 +365,9 @@ def presets(asked: dict[str, Any], own: Any) -> None:
         if trainer:
             said = trainer_named(trainer)
             note(f"what {said} can say; `offpol-diag presets NAME --for {said}` prints it", own.quiet)
-            chosen = {key: preset for key, preset in chosen.items() if sayable(preset, (said,))}
+            chosen = {key: preset for key, preset in chosen.items() if trainers_for(preset, (said,))}
         rows = {"presets": {key: {**asdict(one), "kind": one.kind} for key, one in chosen.items()}}
-        parts = (part for one in chosen.values() for part in explained(one, known.aliases, sayable(one)))
+        parts = (part for one in chosen.values() for part in explained(one, known.aliases, trainers_for(one)))
         drawn = tables([*parts] if name else [*catalogue(chosen, known.default)])
     text = printable_json(json.dumps({"format": 1} | rows, indent=1, ensure_ascii=False)) + "\n"
     write({own.json: text} if own.json else {}, drawn)

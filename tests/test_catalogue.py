@@ -16,7 +16,7 @@ from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load, plain
 from offpol_diag.presets.words import KINDS, clipped, loss, method
 from offpol_diag.trainers import TRAINERS, defaults
-from offpol_diag.trainers.translate import sayable
+from offpol_diag.trainers.translate import trainers_for
 
 HERE = Path(__file__).parent
 SHIPPED = load()
@@ -70,7 +70,7 @@ def test_every_row_says_what_it_is_where_it_comes_from_and_who_can_say_it(preset
     assert "\n" not in preset.summary
     assert not preset.summary.endswith(".")
     assert re.search(SOURCE, preset.source), "a commit, a release or a paper stands in the source"
-    assert sayable(preset) or "there is no key to set" in preset.note
+    assert trainers_for(preset) or "there is no key to set" in preset.note
     assert preset.clip.low is None or 0 <= preset.clip.low <= 1
 
 
@@ -238,7 +238,7 @@ def test_the_defaults_of_a_trainer_are_its_own_and_at_most_six(trainer: str) -> 
     rows = SHIPPED.resolve(",".join(defaults(trainer)))
     assert len(rows) == len(defaults(trainer)) <= 6
     assert not {one.name for one in rows} & set(SHIPPED.default)
-    assert all(sayable(one, (trainer,)) for one in rows)
+    assert all(trainers_for(one, (trainer,)) for one in rows)
 
 
 # ---------------------------------------------------------------- a user's file

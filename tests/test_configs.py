@@ -20,7 +20,7 @@ from offpol_diag.cli import app
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
 from offpol_diag.trainers import TRAINERS, defaults
-from offpol_diag.trainers.translate import config_for, sayable
+from offpol_diag.trainers.translate import config_for, trainers_for
 from offpol_diag.trainers.writers import number
 from tests import oracles
 from tests.trainers import CATALOGUE, EFFECTS, OWN, PRESETS, padded
@@ -29,7 +29,7 @@ from tests.trainers import CATALOGUE, EFFECTS, OWN, PRESETS, padded
 @cache
 def configs(trainer):
     """Return the configuration of every preset that the trainer can express, by preset."""
-    return {name: config_for(one, trainer) for name, one in PRESETS.items() if trainer in sayable(one)}
+    return {name: config_for(one, trainer) for name, one in PRESETS.items() if trainer in trainers_for(one)}
 
 
 # ---------------------------------------------------------------- readers
@@ -197,7 +197,7 @@ def test_the_batch_reaches_every_rule_and_somebody_says_each_correction():
     kept = {name: [w > 0 for w in expected(one)] for name, one in PRESETS.items() if one.reject or one.veto}
 
     assert [name for name, flags in kept.items() if all(flags) or not any(flags)] == []
-    assert [name for name in OWN if not sayable(PRESETS[name])] == []
+    assert [name for name in OWN if not trainers_for(PRESETS[name])] == []
 
 
 MIS = """use_tis: true, tis_level: token, tis_mode: truncate, tis_lower_bound: 0.5, tis_upper_bound: 2.0,
@@ -367,6 +367,6 @@ def test_without_a_name_a_trainer_lists_what_it_can_say():
     ran = run("--for", "prime-rl", "--json", "-")
 
     assert list(json.loads(ran.stdout)["presets"]) == [
-        name for name, one in CATALOGUE.items() if sayable(one, ["prime-rl"])
+        name for name, one in CATALOGUE.items() if trainers_for(one, ["prime-rl"])
     ]
     assert "presets NAME --for prime-rl" in ran.stderr

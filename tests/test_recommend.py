@@ -28,7 +28,7 @@ from offpol_diag.result import (
     loads,
 )
 from offpol_diag.trainers import TRAINERS
-from offpol_diag.trainers.translate import sayable
+from offpol_diag.trainers.translate import trainers_for
 from tests.factory import dump_facts, make_summary, with_numbers
 from tests.reading import analyze
 
@@ -147,7 +147,7 @@ def test_a_decision_is_said_in_the_trainers_own_syntax_or_that_it_cannot_be(chan
     assert ("rollout_is: token" in config) is ("k3" not in change)
     assert advised(given(**change)).recommendation.config is None
     for trainer in TRAINERS if len(lines) == 3 else ():
-        able = trainer in sayable(catalogue.load()[FAMILIES["current" if change else "old"][0]])
+        able = trainer in trainers_for(catalogue.load()[FAMILIES["current" if change else "old"][0]])
         config = advised(given(**change), trainer).recommendation.config
         assert config.startswith(f"# {trainer} cannot say") is not able
 

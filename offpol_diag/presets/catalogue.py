@@ -21,7 +21,6 @@ FORM = "a preset begins with its name alone in brackets: [name]"
 HINT = "its form is that of offpol_diag/presets/presets.toml; or see: offpol-diag presets NAME --json -"
 BUILT_IN = "presets.toml"
 NAME = re.compile(r"[A-Za-z0-9_.+-]+")
-MIS = "mis"
 MEANINGS = (
     "in verl it is seq_mis (sequences outside a band of ∏r rejected), in TRL trl_sequence_mask (∏r above a "
     "bound weighs 0), in slime slime_mis (tokens outside a band rejected, with a veto), and in OpenRLHF "
@@ -104,7 +103,7 @@ class Catalogue(Mapping[str, Preset]):
         if name in self:
             return (self[name],)
         word = plain(name.partition(MARK)[0])
-        if word == MIS:
+        if word == "mis":
             raise UsageError(f'"{name}" is another method in each trainer', MEANINGS)
         hint = did_you_mean(word, sorted(self._targets), quote='"')
         raise UsageError(f'unknown preset "{name}"', hint or "`offpol-diag presets` lists them")
@@ -124,9 +123,6 @@ class Catalogue(Mapping[str, Preset]):
 def plain(name: str) -> str:
     """Normalise a name for comparison: lower case, `-` as `_`."""
     return name.strip().casefold().replace("-", "_")
-
-
-# ---------------------------------------------------------------- files
 
 
 def load(path: Path | None = None) -> Catalogue:

@@ -36,8 +36,6 @@ TYPES = {
 }
 """Kind of table → key → the type of its values."""
 
-# ---------------------------------------------------------------- tables
-
 
 def read(kind: type[Part], table: object, place: str = "", **given: Any) -> Part:
     """Read a table as a preset, or as one of its parts.
@@ -102,9 +100,6 @@ def wrong(key: str, value: object, rule: str, hint: str = "") -> PresetError:
     """Return the error of a value that breaks a rule; a long value is cut."""
     text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False, default=str)
     return PresetError(f"{key} = {text if len(text) <= 60 else f'{text[:57]}...'}; {rule}", hint)
-
-
-# ---------------------------------------------------------------- beside a name
 
 
 def settings(text: str) -> dict[str, str]:
@@ -190,8 +185,9 @@ def _by_position(preset: Preset, thresholds: Sequence[str]) -> dict[str, str]:
     places, bands = preset.places, _bands(preset)
     if len(thresholds) == len(places):
         return dict(zip(places, thresholds, strict=True))
-    if len(thresholds) == 1 and _of_one_threshold(preset):
-        thresholds = [*thresholds] * len(bands)
+    thresholds = (
+        [*thresholds] * len(bands) if len(thresholds) == 1 and _of_one_threshold(preset) else thresholds
+    )
     if len(thresholds) != len(bands):
         raise PresetError(f"{preset.name} takes {len(places)} thresholds by position")
     found: dict[str, str] = {}

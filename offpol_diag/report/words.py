@@ -25,7 +25,7 @@ from offpol_diag.result import (
 )
 from offpol_diag.table import Table
 from offpol_diag.trainers import named_in
-from offpol_diag.trainers.translate import sayable
+from offpol_diag.trainers.translate import trainers_for
 
 if TYPE_CHECKING:
     from offpol_diag.diagnosis.cause import Cause as KnownCause
@@ -330,7 +330,7 @@ def _configs(result: Result, given: Recommendation) -> tuple[tuple[str, str], ..
     if not given.method or given.method not in known:
         return ()
     policy = Evidence(result).policy
-    found = {name: prescribed(given, name, policy) for name in sayable(known[given.method])}
+    found = {name: prescribed(given, name, policy) for name in trainers_for(known[given.method])}
     ranked = sorted(found.items(), key=lambda one: (one[1] != given.config, one[0] != own))
     return tuple((name, text) for name, text in ranked if text)
 

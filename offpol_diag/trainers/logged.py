@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -21,7 +22,8 @@ from offpol_diag.core.segments import Array
 from offpol_diag.core.study import Study
 from offpol_diag.core.whole_steps import WholeSteps
 from offpol_diag.dump.batch import Batch
-from offpol_diag.presets import OF_SEQUENCES, SMALLEST_NORM, Preset, Reject, Veto
+from offpol_diag.presets import OF_SEQUENCES, SMALLEST_NORM, Over, Preset, Reject, Veto, Weight
+from offpol_diag.trainers import TRAINERS as ALL_TRAINERS
 
 Logged = dict[str, float]
 EPS = 1e-8
@@ -35,12 +37,9 @@ PRIME_LARGEST = 1e30
 
 
 def steps_of(batch: Batch, presets: Sequence[Preset], columns: Collection[str]) -> list[Step]:
-    """Return a step under each preset for which it has the columns.
+    """Return the rows of a step under each preset whose columns it has; `columns` are those of the dump.
 
-    Args:
-        batch: the rows of the step.
-        presets: corrections that may have run.
-        columns: canonical columns of the dump; advantages are made of rewards where there are none.
+    Advantages are made of rewards where there are none.
     """
     study = Study.of(columns, presets)
     whole = WholeSteps.of_batch(study, batch)
@@ -71,8 +70,9 @@ class Step:
             self.by_row = not weight.on_tokens
             self.unit = on.weight(made.weight)  # before rejection and normalising, [S] with by_row, else [T]
             self.w = self.runs.spread(self.unit) if self.by_row else self.unit  # of each token, [T]
-            self.above, self.below = on.truncated(made.weight)  # how many of a row's are beyond a bound, [S]
-            self.bounded = (self.above + self.below) * (self.n if self.by_row else 1)  # tokens, [S]
+            of_each = self.n if self.by_row else 1
+            self.above, self.below = (x * of_each for x in on.truncated(made.weight))  # tokens beyond, [S]
+            self.bounded = self.above + self.below
         if batch.current is not None:
             self.token_u = on.log_ratio("current", made.loss.anchor)  # log of the loss's own ratio, [T] nats
             self.u = self.runs.spread(self.runs.mean(self.token_u)) if made.loss.pooled else self.token_u
@@ -85,9 +85,15 @@ class Step:
         """Sum over the tokens of each row, or count flags, [T] → [S]."""
         return self.runs.sum(x.astype(np.float64))
 
-    def row_mean(self, x: Array) -> Array:
-        """Average over the tokens of each row, [T] → [S]; 0 of a row without tokens."""
-        return self.row_sum(x) / self.runs.at_least_1
+    def row_mean(self, x: Array, among: Array | None = None) -> Array:
+        """Average over the tokens of each row, or those `among` them, [T] → [S]; 0 of a row without any."""
+        if among is None:
+            return self.row_sum(x) / self.runs.at_least_1
+        return self.row_sum(np.where(among, x, 0.0)) / np.maximum(self.row_sum(among), 1)
+
+    def mean_of_rows(self, x: Array) -> float:
+        """Average over the tokens [T] of each row, then over rows; a row without tokens counts as 0."""
+        return mean(self.row_mean(x))
 
     def over_tokens(self, x: Array) -> float:
         """Return a sum over tokens [T], or over what tokens of rows add up to [S], as verl's masked mean."""
@@ -99,9 +105,8 @@ class Step:
 
     def veto_hits(self, veto: Veto | None) -> Array:
         """Count the tokens of each row beyond a veto's bounds, [S]."""
-        return (
-            np.zeros(self.rows) if veto is None else self.on.veto_hits(veto_bounds(self.preset.policy, veto))
-        )
+        bounds = veto and veto_bounds(self.preset.policy, veto)
+        return self.on.veto_hits(bounds) if bounds else np.zeros(self.rows)
 
     @property
     def clipped(self) -> Array:
@@ -155,165 +160,150 @@ def perplexities(train: Array, rollout: Array, average: Callable[[Array], float]
     return {name: average(x) for name, x in of_rows.items()}
 
 
-# ---------------------------------------------------------------- verl
+class Generation(NamedTuple):
+    """In what a generation of verl's logs differs from the others."""
+
+    since: tuple[int, ...]  # its first version
+    groups: tuple[str, str] = ("rollout_corr/", "rollout_corr/")  # before numbers of the gap, and the rest
+    rules: Literal["none", "ratio", "option"] = "option"  # of each: numbers of r, or of −log r by its option
+    of_rows: tuple[str, ...] = ("sum", "mean")  # whose share beyond thresholds is of rows, not of tokens
+    veto: bool = False  # it has one
+    applied: bool = False  # weights are logged as they multiply the loss, not as r before truncation
+
+
+GENERATIONS = {
+    "2026-03": Generation((0, 8, 0), applied=True),
+    "2026-01": Generation((0, 7, 1)),
+    "2025-11": Generation((0, 6, 1), rules="ratio", veto=True),
+    "2025-10": Generation((0,), ("mismatch/mismatch_", "mismatch/"), "none", ("sum",), veto=True),
+}
+"""verl's generations, the newest first."""
 
 
 def verl(s: Step, generation: str) -> Logged:
-    """verl 4424616d (2025-10), 418f964a (2025-11), b178a3cd (2026-01), 1dda039b (2026-03).
-
-    std and ESS are of weights clamped to [1/C, C], since 2026-03 [0, C]. Since 2026-01 each rule is an option
-    of −log r with numbers of its own, and no veto is left.
-    """
-    oldest, by_option, newest = generation == "2025-10", generation >= "2026", generation == "2026-03"
-    p = s.preset
-    found = perplexities(*(s.row_sum(x) / (s.n + EPS) for x in (s.train, s.batch.rollout)))
-    found |= {"kl": s.over_tokens(-s.d), "k3_kl": s.over_tokens(s.k3().clip(max=LARGEST_K3))}
-    found |= ends("log_ppl_diff_*", -s.row_mean(s.d), "max min")
+    """verl 4424616d (2025-10), 418f964a (2025-11), b178a3cd (2026-01), 1dda039b (2026-03)."""
+    g, preset, oldest = GENERATIONS[generation], s.preset, generation == "2025-10"
+    gap = perplexities(*(s.row_sum(x) / (s.n + EPS) for x in (s.train, s.batch.rollout)))
+    gap |= {"kl": s.over_tokens(-s.d), "k3_kl": s.over_tokens(s.k3().clip(max=LARGEST_K3))}
+    gap |= ends("log_ppl_diff_*", -s.row_mean(s.d), "max min")
     if not oldest:
-        found["chi2_token"] = s.over_tokens(np.exp(s.d.clip(-SAFETY, SAFETY)) ** 2) - 1
-        found["chi2_seq"] = mean(np.exp(2 * s.row_sum(s.d).clip(-SAFETY, SAFETY))) - 1
-    found = named("mismatch_" * oldest, found)
-    if p.weight is not None:
-        found |= named("rollout_is_", verl_weights(s, oldest, newest))
-    if not by_option:
-        hits = s.veto_hits(p.veto)
+        gap["chi2_token"] = s.over_tokens(np.exp(s.d.clip(-SAFETY, SAFETY)) ** 2) - 1
+        gap["chi2_seq"] = mean(np.exp(2 * s.row_sum(s.d).clip(-SAFETY, SAFETY))) - 1
+    found = Logged()
+    if preset.weight is not None:
+        rules = [rule for rule in preset.reject if rule.statistic in ("ratio", "k1")]
+        band = band_of(rules[0] if oldest and rules else preset.weight)
+        found |= named("rollout_is_", verl_ratio(s, g, preset.weight.over, *band))
+        if g.applied and preset.weight.action == "mask":
+            found["rollout_is_oob_ratio"] = s.over_tokens(s.bounded)
+        if preset.weight.normalize and not oldest:
+            factor = mean(s.w if preset.weight.over == "token" else s.row_mean(s.w)[s.there])
+            found["rollout_is_batch_norm_factor"] = factor if factor > SMALLEST_NORM else 1.0
+    if g.veto:
+        hits = s.veto_hits(preset.veto)
         found["rollout_is_veto_fraction"] = mean(hits > 0)
         found["rollout_is_catastrophic_token_fraction"] = s.over_tokens(hits)
-    for rule in () if oldest else p.reject:
-        if by_option:
-            kind = "k1" if rule.statistic == "ratio" else rule.statistic
-            option = f"token_{kind}" if rule.over == "token" else f"seq_{rule.over}_{kind}"
-            found |= named(f"rollout_rs_{option}_", verl_option(s, rule))
-        else:
-            shares = rule.over in ("sum", "mean")
-            found |= named("rollout_rs_", verl_ratio(s, rule.over, *band_of(rule), shares))
-    if p.reject:
-        bare, stem = s.under(*p.reject), "rollout_is" if oldest else "rollout_rs"
+    for rule in preset.reject:
+        if g.rules == "ratio":
+            found |= named("rollout_rs_", verl_ratio(s, g, rule.over, *band_of(rule)))
+        if g.rules == "option":
+            found |= verl_option(s, rule)
+    if preset.reject:
+        bare, stem = s.under(*preset.reject), "rollout_is" if oldest else "rollout_rs"
         lost = s.row_sum(~bare.kept)
         found[f"{stem}_masked_fraction"] = s.over_tokens(lost)
-        found[f"{stem}_seq_masked_fraction"] = mean((lost > 0) | (~bare.kept_rows & (not by_option)))
-    found = named("mismatch/" if oldest else "rollout_corr/", found)
-    if newest and p.policy == "old":
-        found |= named("training/", verl_probabilities(s))
-    if newest and s.batch.current is not None and s.batch.advantages is not None:
-        found |= named("actor/", verl_update(s))
+        found[f"{stem}_seq_masked_fraction"] = mean((lost > 0) | (~bare.kept_rows & (g.rules != "option")))
+    found = named(g.groups[0], gap) | named(g.groups[1], found)
+    if g.applied and preset.policy == "old":
+        p, q = np.exp(s.train), np.exp(s.batch.rollout)
+        found |= ends("training/rollout_probs_diff_*", abs(p - q), "max mean std")
+        p, q = p - mean(p), q - mean(q)
+        vary = np.sqrt(mean(p * p) * mean(q * q))
+        found["training/rollout_actor_probs_pearson_corr"] = mean(p * q) / vary if vary > 0 else math.nan
+        found["training/rollout_probs_diff_valid"] = 1.0
+    if g.applied and s.batch.current is not None and s.batch.advantages is not None:
+        loss, kl, many = s.on.loss(s.loss), s.on.loss_kl(s.loss.anchor, s.loss.kl_within), s.kept.sum() + EPS
+        found["actor/ppo_kl"] = kl[s.kept].sum() / many  # over the tokens that rejection leaves
+        for name, acts in (("pg_clipfrac", loss.clipped), ("pg_clipfrac_lower", loss.dual_clipped)):
+            if preset.loss != "reinforce":
+                found[f"actor/{name}"] = 0.0 if acts is None else acts[s.kept].sum() / many
     return found
 
 
-def band_of(rule: Reject) -> tuple[float, float]:
-    """Return a rule's bounds on r, [1/C, C] unless there is a lower one; those of k1 = −Δ are in nats."""
-    low, high = rule.lower, rule.upper
-    if rule.statistic == "k1":
+def band_of(part: Weight | Reject) -> tuple[float, float]:
+    """Return a part's bounds on r, [1/C, C] unless there is a lower one; those of k1 = −Δ are in nats."""
+    low, high = part.lower, part.upper
+    if isinstance(part, Reject) and part.statistic == "k1":
         low, high = (None if x is None else math.exp(-x) for x in (high, low))
     return low or 1 / (high or math.inf), high or math.inf
 
 
-def verl_weights(s: Step, oldest: bool, newest: bool) -> Logged:
-    """Return `rollout_is_`: thresholds are [1/C, C] unless there is a lower bound."""
-    weight = s.preset.weight
-    assert weight is not None
-    bands = [band_of(rule) for rule in s.preset.reject if rule.statistic in ("ratio", "k1")]
-    own = weight.lower or 1 / (weight.upper or math.inf), weight.upper or math.inf
-    shares = weight.over == "sum" or (weight.over == "mean" and not oldest)
-    found = verl_ratio(s, weight.over, *(bands[0] if oldest and bands else own), shares, applied=newest)
-    if newest and weight.action == "mask":
-        found["oob_ratio"] = s.over_tokens(s.bounded)
-    if weight.normalize and not oldest:
-        factor = mean(s.w if weight.over == "token" else s.row_mean(s.w)[s.there])
-        found["batch_norm_factor"] = factor if factor > SMALLEST_NORM else 1.0
-    return found
+def verl_ratio(s: Step, g: Generation, over: Over, low: float, high: float) -> Logged:
+    """Return `compute_is_metrics`: numbers of r over tokens or rows, or of the weights that are `applied`.
 
-
-def verl_ratio(s: Step, over: str, low: float, high: float, shares: bool, applied: bool = False) -> Logged:
-    """Return `compute_is_metrics`, of the ratio before truncation, or of weights as they are `applied`.
-
-    Fractions beyond the thresholds are of the ratio, of rows (`shares`) or tokens; so are a row's extremes.
+    Fractions beyond the thresholds are of r also there, and so are a row's extremes. std and ESS are of what
+    is clamped to [low, high], of weights to [0, high].
     """
-    log, by_row = s.on.aggregate("ratio", s.preset.policy, over, None), over in OF_SEQUENCES
-    x = raw = np.exp(log.clip(-SAFETY, SAFETY))
-    if applied:
-        masks = s.preset.weight is not None and s.preset.weight.action == "mask"
-        x = s.unit if masks else np.minimum(raw, high)
-    found = verl_spread(s, x, by_row, 0.0 if applied else low, high, 1.0, s.n >= 0)
-    row = (raw * s.n if by_row else s.row_sum(raw)) / (s.n + EPS)
+    log, weight = s.on.aggregate("ratio", s.preset.policy, over, None), s.preset.weight
+    r, by_row = np.exp(log.clip(-SAFETY, SAFETY)), over in OF_SEQUENCES
+    each = s.n if by_row else 1  # tokens that a number stands for
+    if g.applied:
+        x = s.unit if weight is not None and weight.action == "mask" else np.minimum(r, high)
+        found = verl_spread(s, x, by_row, 0.0, high, centre=1.0)
+    else:
+        found = verl_spread(s, r, by_row, low, high, centre=1.0)
+    row = (r * s.n if by_row else s.row_sum(r)) / (s.n + EPS)
     found |= {"seq_fraction_high": mean(row > high), "seq_fraction_low": mean(row < low)}
     if by_row:
         found |= {"max": np.exp(log.max(initial=-math.inf).clip(max=SAFETY)), "min": np.exp(log).min()}
-    for name, flags in (("high", raw > high), ("low", raw < low)):
-        many = s.over_tokens(flags * s.n if by_row else flags)
-        found[f"ratio_fraction_{name}"] = mean(flags) if shares else many
-    return found
+    share = mean if over in g.of_rows else lambda flags: s.over_tokens(flags * each)
+    return found | {"ratio_fraction_high": share(r > high), "ratio_fraction_low": share(r < low)}
 
 
-def verl_spread(
-    s: Step, x: Array, by_row: bool, low: float, high: float, centre: float, among: Array
-) -> Logged:
+def verl_option(s: Step, rule: Reject) -> Logged:
+    """Return `compute_rs_metrics` of one option: of −log r where presets speak of r."""
+    statistic, low, high = rule.statistic, rule.lower, math.inf if rule.upper is None else rule.upper
+    if statistic == "ratio":
+        statistic, low, high = "k1", -math.log(high or math.inf), -math.log(low) if low else math.inf
+    low = low if low is not None else -math.inf if statistic == "k1" else 0.0
+    x, by_row = s.on.aggregate(statistic, s.preset.policy, rule.over, SAFETY), rule.over in OF_SEQUENCES
+    found = verl_spread(s, x, by_row, low, high, centre=0.0)
+    share, lost = mean if by_row else s.over_tokens, s.row_sum(~s.under(rule).kept)
+    of = x[s.there] if by_row else x
+    found |= {"fraction_high": share(of > high), "fraction_low": share(of < low)}
+    found |= {"masked_fraction": s.over_tokens(lost), "seq_masked_fraction": mean(lost[s.there] > 0)}
+    if statistic != "k1":  # the others have no lower threshold
+        found["fraction_low"] = 0.0
+        del found["seq_fraction_low"]
+    del found["eff_sample_size"]
+    option = f"token_{statistic}" if rule.over == "token" else f"seq_{rule.over}_{statistic}"
+    return named(f"rollout_rs_{option}_", found)
+
+
+def verl_spread(s: Step, x: Array, by_row: bool, low: float, high: float, centre: float) -> Logged:
     """Return mean, extremes, std, ESS and numbers of rows of a statistic, [T], or [S] with `by_row`.
 
     std and ESS are of x clamped to [low, high]; std is of sums about `centre`, what x is on-policy, so that
-    nothing cancels. `among` are the rows that count, [S] bool.
+    nothing cancels: 1 of a ratio, where rows without tokens count as rows, and 0 of an option's statistic.
     """
-
-    def masked_mean(x: Array) -> float:
-        return s.over_tokens(x * s.n if by_row else x)
-
+    each = s.n if by_row else 1  # tokens that a number stands for
     held, short = x.clip(low, high), EPS / (s.tokens + EPS)  # 1 less verl's mean of 1
-    first, second = masked_mean(held - centre), masked_mean((held - centre) ** 2)
+    first, second = s.over_tokens((held - centre) * each), s.over_tokens((held - centre) ** 2 * each)
     variance = second - first**2 + 2 * centre * first * short + centre**2 * (1 - short) * short
-    row = ((x * s.n if by_row else s.row_sum(x)) / (s.n + EPS))[among]
+    row = (x * s.n if by_row else s.row_sum(x)) / (s.n + EPS)
+    row = row if centre else row[s.there]
     return {
-        "mean": masked_mean(x),
+        "mean": s.over_tokens(x * each),
         **ends("*", x[s.there] if by_row else x, "max min"),
         "std": math.sqrt(max(variance, 0.0)) if s.tokens > 1 else 0.0,
-        "eff_sample_size": (masked_mean(held) + EPS) ** 2 / np.float64(masked_mean(held**2)),
+        "eff_sample_size": (s.over_tokens(held * each) + EPS) ** 2
+        / np.float64(s.over_tokens(held**2 * each)),
         **ends("seq_*", row),
         "seq_std": std(row - centre) if len(row) > 1 else 0.0,
         "seq_max_deviation": ENDS["max"](abs(row - centre)),
         "seq_fraction_high": mean(row > high),
         "seq_fraction_low": mean(row < low),
     }
-
-
-def verl_option(s: Step, rule: Reject) -> Logged:
-    """Return `compute_rs_metrics` of one option: of −log r where presets speak of r."""
-    statistic, low, high = rule.statistic, rule.lower or 0.0, math.inf if rule.upper is None else rule.upper
-    if statistic == "ratio":
-        statistic, low = "k1", -math.log(rule.upper or math.inf)
-        high = -math.log(rule.lower) if rule.lower else math.inf
-    elif statistic == "k1":
-        low = -math.inf if rule.lower is None else rule.lower
-    x, by_row = s.on.aggregate(statistic, s.preset.policy, rule.over, SAFETY), rule.over in OF_SEQUENCES
-    found, lost = verl_spread(s, x, by_row, low, high, 0.0, s.there), s.row_sum(~s.under(rule).kept)
-    for name, flags in (("fraction_high", x > high), ("fraction_low", x < low)):
-        found[name] = mean(flags[s.there]) if by_row else s.over_tokens(flags)
-    found |= {"masked_fraction": s.over_tokens(lost), "seq_masked_fraction": mean(lost[s.there] > 0)}
-    if statistic != "k1":  # the others have no lower threshold
-        found["fraction_low"] = 0.0
-        del found["seq_fraction_low"]
-    del found["eff_sample_size"]
-    return found
-
-
-def verl_probabilities(s: Step) -> Logged:
-    """Return `training/`: how the two probabilities of a token differ."""
-    p, q = np.exp(s.train), np.exp(s.batch.rollout)
-    found = {"rollout_probs_diff_valid": 1.0} | ends("rollout_probs_diff_*", abs(p - q), "max mean std")
-    p, q = p - mean(p), q - mean(q)
-    vary = np.sqrt(mean(p * p) * mean(q * q))
-    return found | {"rollout_actor_probs_pearson_corr": mean(p * q) / vary if vary > 0 else math.nan}
-
-
-def verl_update(s: Step) -> Logged:
-    """Return `actor/`, over the tokens that rejection leaves; clip fractions of losses that clip."""
-    loss, kl, many = s.on.loss(s.loss), s.on.loss_kl(s.loss.anchor, s.loss.kl_within), s.kept.sum() + EPS
-    found = {"ppo_kl": kl[s.kept].sum() / many}
-    for name, acts in (("pg_clipfrac", loss.clipped), ("pg_clipfrac_lower", loss.dual_clipped)):
-        if s.preset.loss != "reinforce":
-            found[name] = 0.0 if acts is None else acts[s.kept].sum() / many
-    return found
-
-
-# ---------------------------------------------------------------- TRL, OpenRLHF, ms-swift
 
 
 def trl(s: Step) -> Logged:
@@ -375,96 +365,78 @@ def ms_swift(s: Step) -> Logged:
     return named("rollout_correction/", found)
 
 
-# ---------------------------------------------------------------- slime and miles: means of samples first
-
-
 def slime(s: Step, helper: bool, fork: bool = False) -> Logged:
     """slime 624b824a8, with its MIS helper or without; `fork`: miles 31f1ca961 (loss_hub/losses.py:290-385).
 
     A number is averaged over the tokens of each sample, then over samples, one without a token as 0. What the
     helper rejects counts as 0 in the loss's own numbers, and leaves none of those of `mis_`.
     """
-    b, left, n = s.batch, s if helper else s.under(), s.runs.at_least_1
-
-    def of_kept(x: Array) -> float:
-        return mean(s.row_mean(np.where(left.kept, x, 0.0)))
-
-    found = {"train_rollout_logprob_abs_diff": of_kept(abs(s.d))}
+    b, weight, kept = s.batch, s.preset.weight, s.kept if helper else s.under().kept
+    found = {"train_rollout_logprob_abs_diff": s.mean_of_rows(abs(s.d) * kept)}
     if fork:
-        found["train_rollout_kl"] = of_kept(s.k3(SAFETY).clip(max=10.0))
+        found["train_rollout_kl"] = s.mean_of_rows(s.k3(SAFETY).clip(max=10.0) * kept)
         if s.preset.policy != "old":  # the anchor is the rollout
             found = dict.fromkeys(found, 0.0)
     if b.current is not None:
-        found["ppo_kl"], r = of_kept(-s.u), np.exp(s.u)
-        if helper or s.preset.weight is not None:
-            found["ois"] = mean(s.row_mean(r))
+        found["ppo_kl"], r = s.mean_of_rows(-s.u * kept), np.exp(s.u)
+        if helper or weight is not None:
+            found["ois"] = s.mean_of_rows(r)
         if b.advantages is not None:
-            found["pg_clipfrac"] = of_kept(s.clipped)
+            found["pg_clipfrac"] = s.mean_of_rows(s.clipped & kept)
         if fork:
             w = np.exp(s.token_u.clip(-SAFETY, SAFETY))
-            ess = s.row_sum(w) ** 2 / (n * np.maximum(s.row_sum(w**2), EPS))
+            ess = s.row_sum(w) ** 2 / (s.runs.at_least_1 * np.maximum(s.row_sum(w**2), EPS))
             found["ess_ratio"] = mean(s.there if s.loss.pooled else ess)
     if helper:
         off, rows = np.expm1(s.d.clip(-SAFETY, SAFETY)), (s.row_mean(s.train), s.row_mean(b.rollout))
         gap = perplexities(*rows, lambda x: mean(np.where(s.there, x, 0.0)))
-        gap |= {"kl": mean(-s.row_mean(s.d)), "k3_kl": mean(s.row_mean(s.k3()))}
-        gap["chi2_token"] = mean(s.row_mean(off * (off + 2)))
+        gap |= {"kl": s.mean_of_rows(-s.d), "k3_kl": s.mean_of_rows(s.k3())}
+        gap["chi2_token"] = s.mean_of_rows(off * (off + 2))
         gap["chi2_seq"] = mean(np.expm1(2 * s.row_sum(s.d).clip(-SAFETY, SAFETY)))
-        found |= named("mis_", gap | ({} if s.preset.weight is None else slime_weights(s)))
-    elif s.preset.weight is not None:
-        found["tis"], found["tis_abs"] = (mean(s.row_mean(x)) for x in (np.exp(s.d), abs(np.expm1(s.d))))
-        found["tis_clipfrac"] = mean((s.above + s.below) / (1 if s.by_row else n))
+        found |= named("mis_", gap | ({} if weight is None else slime_weights(s, weight)))
+    elif weight is not None:
+        found["tis"], found["tis_abs"] = s.mean_of_rows(np.exp(s.d)), s.mean_of_rows(abs(np.expm1(s.d)))
+        found["tis_clipfrac"] = mean(s.bounded / s.runs.at_least_1)
     return named("train/", found)
 
 
-def slime_weights(s: Step) -> Logged:
+def slime_weights(s: Step, weight: Weight) -> Logged:
     """Return the numbers of the MIS helper's tis_mode, use_rs, veto and batch normalisation."""
-    p, weight, n = s.preset, s.preset.weight, s.runs.at_least_1
-    assert weight is not None
+    p, n = s.preset, s.runs.at_least_1
     rules = [rule for rule in p.reject if rule.statistic == "ratio"]
     masks, rejects = (rules[:1], rules[1:2]) if weight.action == "none" else ([], rules[:1])
-    raw = s.on.weight(weighting(p.policy, replace(weight, action="none")))
-
-    def of_samples(x: Array) -> float:
-        return mean(np.where(s.there, x, 0.0))
 
     def outside(name: str, some: list[Reject]) -> Logged:
         """Return shares of tokens beyond each bound of a rule, whatever else rejects them."""
-        low = [of_samples(s.row_mean(~s.under(replace(rule, upper=None)).kept)) for rule in some]
-        high = [of_samples(s.row_mean(~s.under(replace(rule, lower=None)).kept)) for rule in some]
+        low = [s.mean_of_rows(~s.under(replace(rule, upper=None)).kept) for rule in some]
+        high = [s.mean_of_rows(~s.under(replace(rule, lower=None)).kept) for rule in some]
         return {f"{name}_mask_fraction_low": sum(low), f"{name}_mask_fraction_high": sum(high)}
 
-    before, after = (of_samples(x if s.by_row else s.row_mean(x)) for x in (raw, s.unit))
-    above, below = (of_samples(x if s.by_row else x / n) for x in (s.above, s.below))
-    found = {
-        "tis_weight_before_bound": before,
-        "tis_weight_after_bound": after,
-        "is_ratio_mean_after_tis_rs": after,
-    }
+    raw = s.on.weight(weighting(p.policy, replace(weight, action="none")))
+    found = {"tis_weight_before_bound": s.mean_of_rows(s.runs.spread(raw) if s.by_row else raw)}
+    after = s.mean_of_rows(s.w)
+    found |= {"tis_weight_after_bound": after, "is_ratio_mean_after_tis_rs": after}
     if masks:
         found |= outside("tis", masks)
     elif weight.action == "truncate" and weight.lower is None:
-        found["tis_truncate_fraction"] = above
+        found["tis_truncate_fraction"] = mean(s.above / n)
     elif weight.action == "truncate":
-        found |= {"tis_clip_fraction_low": below, "tis_clip_fraction_high": above}
+        found |= {"tis_clip_fraction_low": mean(s.below / n), "tis_clip_fraction_high": mean(s.above / n)}
     if rejects or p.veto is not None:
         found |= outside("rs", rejects)
     if p.veto is not None:
         hits = s.veto_hits(p.veto)
-        found["rs_catastrophic_token_fraction"] = of_samples(hits / n)
-        found["rs_catastrophic_seq_fraction"] = of_samples(hits > 0)
+        found["rs_catastrophic_token_fraction"] = mean(hits / n)
+        found["rs_catastrophic_seq_fraction"] = mean(hits > 0)
     factor = 1.0
     if weight.normalize:
         average = mean(s.w) if weight.over == "token" else after
         factor = average if average > SMALLEST_NORM else 1.0
         found["batch_norm_factor"] = factor * mean(s.there)
-    smallest, largest = (s.unit, s.unit) if s.by_row else (s.runs.min(s.unit), s.runs.max(s.unit))
-    for name, x in (("mean", after), ("min", of_samples(smallest)), ("max", of_samples(largest))):
-        found[f"is_ratio_{name}_final"] = x / factor
+    found["is_ratio_mean_final"] = after / factor
+    for name, of_row in (("min", s.runs.min), ("max", s.runs.max)):
+        found[f"is_ratio_{name}_final"] = mean(np.where(s.there, of_row(s.w), 0.0)) / factor
     return found
-
-
-# ---------------------------------------------------------------- NeMo-RL, AReaL, prime-rl
 
 
 def nemo_rl(s: Step) -> Logged:
@@ -540,24 +512,17 @@ def prime_rl(s: Step) -> Logged:
     found, lost, a = ends("mismatch_kl/all/*", x, "mean std max"), ~s.kept, s.batch.advantages
     if s.batch.entropy is not None:
         found["kl_ent_ratio/mean"] = mean(x) / (mean(s.batch.entropy) or math.nan)
-
-    def of_rows(x: Array, among: Array) -> Array:
-        return s.row_sum(np.where(among, x, 0.0)) / np.maximum(s.row_sum(among), 1)
-
-    rows = {"masked_mismatch_kl": of_rows(x, lost), "unmasked_mismatch_kl": of_rows(x, s.kept)}
+    rows = {"masked_mismatch_kl": s.row_mean(x, lost), "unmasked_mismatch_kl": s.row_mean(x, s.kept)}
     rows["is_masked"] = s.row_mean(lost)
     # `ipo`, whose mask does not depend on the advantage, logs less
     if any(rule.statistic == "prob_diff" and rule.advantage != "any" for rule in s.preset.reject):
         assert a is not None
         for word, sign, flags in (("low", "negative", a < 0), ("high", "positive", a > 0)):
             rows[f"is_masked_{word}"] = s.row_mean(lost & flags)
-            rows[f"masked_advantage_{sign}"] = of_rows(flags, lost)
+            rows[f"masked_advantage_{sign}"] = s.row_mean(flags, lost)
     for name, x in rows.items():
         found |= ends(f"{name}/*", x, "mean max")
     return found
-
-
-# ---------------------------------------------------------------- SkyRL
 
 
 def skyrl(s: Step) -> Logged:
@@ -596,7 +561,7 @@ def beyond(log: Array, bound: float | None, below: bool = False) -> Array:
 
 def skyrl_corrections(s: Step) -> Logged:
     """Return shares of outliers, token mask, cap and sequence mask, each over what those before it left."""
-    p, found = s.preset, Logged()
+    p, weight, found = s.preset, s.preset.weight, Logged()
     of_tokens = [rule for rule in p.reject if rule.over == "token"]
     before, left = s.under(veto=p.veto).kept.sum(), s.under(*of_tokens, veto=p.veto).kept
     if p.veto is not None:
@@ -605,13 +570,12 @@ def skyrl_corrections(s: Step) -> Logged:
             found[f"outlier_seq_{name}_ratio"] = mean(s.veto_hits(veto) > 0)
     if of_tokens:
         found["token_mask_ratio"] = (before - left.sum()) / max(before, 1)
-    total = s.row_sum(np.where(left, s.d, 0.0))
-    if p.weight is not None and p.weight.over == "token":
-        capped = beyond(s.d, p.weight.upper)[left].sum()
-        found["tis_token_clip_high_ratio"] = capped / max(left.sum(), 1)
-    if p.weight is not None and p.weight.over == "sum":
-        found["tis_seq_clip_high_ratio"] = mean(beyond(total, p.weight.upper))
-    for name, over, x in (("geo", "mean", total / s.row_sum(left).clip(min=1)), ("product", "sum", total)):
+    total, of_left = s.row_sum(np.where(left, s.d, 0.0)), s.row_mean(s.d, left)
+    if weight is not None and weight.over == "token":
+        found["tis_token_clip_high_ratio"] = beyond(s.d, weight.upper)[left].sum() / max(left.sum(), 1)
+    if weight is not None and weight.over == "sum":
+        found["tis_seq_clip_high_ratio"] = mean(beyond(total, weight.upper))
+    for name, over, x in (("geo", "mean", of_left), ("product", "sum", total)):
         for rule in (one for one in p.reject if (one.statistic, one.over) == ("ratio", over)):
             above, below = mean(beyond(x, rule.upper)), mean(beyond(x, rule.lower, below=True))
             shares = {"masked": above + below, "over_high": above, "under_low": below}
@@ -619,24 +583,17 @@ def skyrl_corrections(s: Step) -> Logged:
     return found
 
 
-GENERATIONS = {"2026-03": (0, 8, 0), "2026-01": (0, 7, 1), "2025-11": (0, 6, 1), "2025-10": (0, 0, 0)}
-"""verl's generations → its first version, the newest first."""
+BY_NAME = (trl, ms_swift, openrlhf, nemo_rl, areal, prime_rl, skyrl)
 LOGS: Mapping[str, Callable[[Step], Logged]] = {
     **{f"verl-{one}": partial(verl, generation=one) for one in GENERATIONS},
-    "trl": trl,
-    "ms-swift": ms_swift,
-    "openrlhf": openrlhf,
-    "nemo-rl": nemo_rl,
+    **{one.__name__.replace("_", "-"): one for one in BY_NAME},
     "slime": partial(slime, helper=False),
     "slime-mis": partial(slime, helper=True),
     "miles": partial(slime, helper=False, fork=True),
     "miles-mis": partial(slime, helper=True, fork=True),
-    "areal": areal,
-    "prime-rl": prime_rl,
-    "skyrl": skyrl,
 }
 """Who logs, with the version or the helper that decides the names → the function."""
-TRAINERS = tuple(dict.fromkeys(word.partition("-20")[0].removesuffix("-mis") for word in LOGS))
+TRAINERS = tuple(one for one in ALL_TRAINERS if one == "verl" or one in LOGS)
 """Trainers whose logged numbers are known."""
 
 
@@ -645,12 +602,11 @@ def log_of(trainer: str, generation: str, preset: Preset) -> str:
 
     slime and miles take the MIS helper for what their flags cannot say.
     """
-    weight, rules = preset.weight, preset.reject
+    weight, kinds = preset.weight, [(rule.statistic, rule.over) for rule in preset.reject]
     if trainer == "verl":
         return f"verl-{generation}"
     if trainer not in ("slime", "miles") or weight is None:
         return trainer
-    kinds = [(rule.statistic, rule.over) for rule in rules]
-    by_flags = not rules or (kinds == [("ratio", "token")] and weight.action == "none")
     plain = weight.over == "token" and not weight.normalize and preset.veto is None
+    by_flags = not kinds or (kinds == [("ratio", "token")] and weight.action == "none")
     return trainer if plain and by_flags else f"{trainer}-mis"

@@ -36,7 +36,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import AGGREGATES, Clip, Preset, Reject, Veto, Weight, catalogue
@@ -46,6 +46,7 @@ from offpol_diag.trainers.writers import Settings, Snippet, inverse, number, sni
 
 Part = Weight | Reject | Veto
 Table = Mapping[str, Any]
+Match = tuple[Settings, list[Part], str]
 KINDS = {"weight": Weight, "rule": Reject, "veto": Veto}
 UNSET = frozenset({"safety", "safety_at", "overflow"})
 """Fields that no trainer has a key for: where they differ, a remark says so."""
@@ -93,13 +94,13 @@ def config_for(preset: Preset, trainer: str) -> Config:
     try:
         return configured(preset, name)
     except ConfigError as error:
-        near, able = nearest(preset, name), ", ".join(sayable(preset))
+        near, able = nearest(preset, name), ", ".join(trainers_for(preset))
         hint = f"its config can be printed for {able}" if able else "no trainer's config can say it"
         hint = f"nearest: {near}; {hint}" if near else hint
         raise ConfigError(f"{name} cannot say {preset.name}: {error.message}", hint) from error
 
 
-def sayable(preset: Preset, trainers: Iterable[str] = TRAINERS) -> tuple[str, ...]:
+def trainers_for(preset: Preset, trainers: Iterable[str] = TRAINERS) -> tuple[str, ...]:
     """List the trainers that can express the preset."""
     result = []
     for name in trainers:
@@ -116,10 +117,11 @@ def nearest(preset: Preset, trainer: str) -> str:
         weights = {(one.weight.over, one.weight.action, one.weight.normalize)} if one.weight else set()
         return weights | {(r.statistic, r.over, r.advantage) for r in one.reject} | {bool(one.veto)} - {False}
 
-    some = [one for one in catalogue.load().values() if one.policy == preset.policy]
-    some = [one for one in some if kinds(one) and kinds(one) <= kinds(preset)]
-    able = (one for one in sorted(some, key=lambda one: -len(kinds(one))) if sayable(one, (trainer,)))
-    return next((one.name for one in able), "")
+    own, some = kinds(preset), (one for one in catalogue.load().values() if one.policy == preset.policy)
+    fewer = sorted(
+        (one for one in some if kinds(one) and kinds(one) <= own), key=lambda one: -len(kinds(one))
+    )
+    return next((one.name for one in fewer if trainers_for(one, (trainer,))), "")
 
 
 def configured(preset: Preset, trainer: str) -> Config:
@@ -142,7 +144,7 @@ def configured(preset: Preset, trainer: str) -> Config:
         except ConfigError as error:
             refused.append(error)
             continue
-        if found and not (settings and version(since) < version(oldest)):
+        if found and not (settings and as_numbers(since) < as_numbers(oldest)):
             continue
         newest, oldest, until = newest or form, since, form.get("until", "")
         span = f" from {since}" + f", before {until}" * bool(until) if since and settings else ""
@@ -158,12 +160,9 @@ def configured(preset: Preset, trainer: str) -> Config:
     return Config(preset.name, trainer, tuple(found), tuple(dict.fromkeys(filter(None, notes))))
 
 
-def version(since: str) -> tuple[int, ...]:
+def as_numbers(since: str) -> tuple[int, ...]:
     """Return a version, or a date, as numbers: 0.9.1 is before 0.10.2, and that before 2026-09."""
     return tuple(map(int, re.findall(r"\d+", since)))
-
-
-# ---------------------------------------------------------------- one form
 
 
 def block(preset: Preset, form: Table) -> tuple[Settings, str, list[str]]:
@@ -178,34 +177,34 @@ def block(preset: Preset, form: Table) -> tuple[Settings, str, list[str]]:
     known = {**FUNCTIONS, **form.get("maps", {}), "preset": preset, "settings": settings}
     for row in form["row"]:
         while not (with_loss and "loss" in row) and (found := match(row, every, left, known)) is not None:
-            again = of_parts & found.settings.keys() if found.parts else set()
-            first = next(iter(found.settings), "")
-            if again and (not row.get("join") or found.settings[first] in settings[first].split(",")):
-                raise ConfigError(f"{worded(found.parts[-1])} beside another of its kind")
-            for key, value in found.settings.items():
+            made, taken, from_version = found
+            again = of_parts & made.keys() if taken else set()
+            first = next(iter(made), "")
+            if again and (not row.get("join") or made[first] in settings[first].split(",")):
+                raise ConfigError(f"{worded(taken[-1])} beside another of its kind")
+            for key, value in made.items():
                 settings[key] = f"{settings[key]},{value}" if key in again else value
             settings |= clip(preset, form["clip"]) if row.get("clip") else {}
             if "mirror" in row:
                 settings |= {row["mirror"] + key: value for key, value in settings.items() if "." not in key}
-            since = max(since, found.since, key=version)
+            since = max(since, from_version, key=as_numbers)
             notes.append(row.get("note", ""))
             with_loss = with_loss or "loss" in row
-            if not found.parts:
+            if not taken:
                 break
-            left = [one for one in left if all(one is not part for part in found.parts)]
-            of_parts |= found.settings.keys()
+            left = [one for one in left if all(one is not part for part in taken)]
+            of_parts |= made.keys()
     if left or not with_loss:
         raise ConfigError(worded(left[0]) if left else f"its loss, {in_words.loss(preset)}")
     known["idle"] = any(isinstance(value, float) and value in IDLE for value in settings.values())
-    notes += [one["say"] for one in form.get("notes", ()) if evaluated(one.get("when", True), known)]
+    notes += [one["text"] for one in form.get("notes", ()) if evaluated(one.get("when", True), known)]
     notes.append(dual_clip(preset, form["clip"]) if "clip" in form else "")
-    return {full(key, form["prefix"]): value for key, value in settings.items()}, since, notes
-
-
-def full(key: str, prefixes: Mapping[str, str]) -> str:
-    """Return the whole path of a key: `PLACE.key` below the prefix of PLACE, any other below that of ""."""
-    place, dot, rest = key.partition(".")
-    return prefixes[place] + rest if dot and place in prefixes else prefixes.get("", "") + key
+    whole, prefixes = Settings(), form["prefix"]
+    for key, value in settings.items():
+        place, dot, rest = key.partition(".")
+        below = prefixes[place] + rest if dot and place in prefixes else prefixes.get("", "") + key
+        whole[below] = value
+    return whole, since, notes
 
 
 def parts(preset: Preset, bands: str) -> list[Part]:
@@ -237,16 +236,10 @@ def within(rule: Reject, weight: Weight) -> bool:
     return weight.action == "none" or (weight.action == "truncate" and high and low)
 
 
-class Match(NamedTuple):
-    """What a row sets, the parts that it takes, and the first version that knows its keys."""
-
-    settings: Settings
-    parts: list[Part]
-    since: str
-
-
 def match(row: Table, every: Sequence[Part], left: Sequence[Part], known: Table) -> Match | None:
-    """Return what a row says of the preset and of parts that are `left`; None where it does not match.
+    """Return what a row sets, the parts of those `left` that it takes, and the first version of its keys.
+
+    None where the row does not match.
 
     Raises:
         ConfigError: it matches what the trainer cannot say.
@@ -278,7 +271,7 @@ def match(row: Table, every: Sequence[Part], left: Sequence[Part], known: Table)
         return None
     made = {key: value for key, value in made.items() if not isinstance(value, Undefined)}
     since = evaluated(row.get("since", ""), names) or ""
-    return Match(made, [one.part for one in taken.values()], str(since))
+    return made, [one.part for one in taken.values()], str(since)
 
 
 class Read:
@@ -307,9 +300,6 @@ def worded(part: Part) -> str:
     return f"the veto on {in_words.veto(part)}"
 
 
-# ---------------------------------------------------------------- the clip of the loss, and what no key says
-
-
 def clip(preset: Preset, keys: Table) -> Settings:
     """Return the clip of the loss where it is not the trainer's default; no lower bound is 1, as r > 0.
 
@@ -333,10 +323,11 @@ def clip(preset: Preset, keys: Table) -> Settings:
 def dual_clip(preset: Preset, keys: Table) -> str:
     """Return a remark on the dual clip if the trainer's differs from the preset's, else ""."""
     bound, own = preset.clip.dual, keys.get("dual_default")
-    if preset.loss == "ppo_clip" and bound is None and own is not None:
+    if preset.loss != "ppo_clip" or (bound is None) == (own is None):
+        return ""
+    if bound is None:
         return f"dual clip: at most -{own:g} A here where A < 0, which the preset has not"
-    settable = "dual" in keys and bound != DUAL
-    if preset.loss != "ppo_clip" or bound is None or own is not None or settable:
+    if "dual" in keys and bound != DUAL:  # then it is set
         return ""
     needed = keys.get("dual_set", f"{keys.get('dual')} is {{:g}}").format(bound)
     unless = f" unless {needed}" if "dual" in keys else ""
@@ -345,11 +336,10 @@ def dual_clip(preset: Preset, keys: Table) -> str:
 
 def differences(preset: Preset, guards: Table) -> Iterator[str]:
     """Yield a sentence for each difference between a form's guards and the preset's."""
-    for part in (preset.weight, *preset.reject):
-        if part is None:
-            continue
-        what, key = ("weight", "clamp_at") if isinstance(part, Weight) else ("rejection", "rule_at")
-        statistic = "ratio" if isinstance(part, Weight) else part.statistic
+    for part in filter(None, (preset.weight, *preset.reject)):
+        what, key, statistic = "weight", "clamp_at", "ratio"
+        if isinstance(part, Reject):
+            what, key, statistic = "rejection", "rule_at", part.statistic
         bound = None if statistic in guards.get("unclamped", ()) else guards.get("clamp")
         here, there = ("not clamped" if x is None else f"clamped to ±{x:g}" for x in (bound, part.safety))
         place, own = (AT[at] for at in (guards.get(key, "aggregate"), part.safety_at))
@@ -362,9 +352,6 @@ def differences(preset: Preset, guards: Table) -> Iterator[str]:
     denominator = guards.get("denominator", "all")
     if (preset.reject or preset.veto) and denominator not in ("", preset.denominator):
         yield DENOMINATORS[denominator]
-
-
-# ---------------------------------------------------------------- expressions
 
 
 FUNCTIONS: Mapping[str, Any] = {

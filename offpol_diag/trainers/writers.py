@@ -80,25 +80,16 @@ def literal(value: Any, infinite: str = "inf") -> str:
     return json.dumps(value)
 
 
-def yaml(settings: Settings) -> str:
+def yaml(settings: Settings, pad: str = "") -> str:
     """Nested block mappings; strings that a reader could take for something else are quoted."""
-    tree: dict[str, Any] = {}
+    branches: dict[str, Settings] = {}
     for key, value in settings.items():
-        *path, last = key.split(".")
-        place = tree
-        for word in path:
-            place = place.setdefault(word, {})
-        place[last] = value
-
-    def lines(branch: Mapping[str, Any], pad: str) -> Iterator[str]:
-        for key, value in branch.items():
-            if isinstance(value, Mapping):
-                yield f"{pad}{key}:"
-                yield from lines(value, f"{pad}  ")
-            else:
-                yield f"{pad}{key}: {scalar(value)}"
-
-    return "\n".join(lines(tree, ""))
+        word, _, rest = key.partition(".")
+        branches.setdefault(word, {})[rest] = value
+    return "\n".join(
+        f"{pad}{word}: {scalar(branch[''])}" if "" in branch else f"{pad}{word}:\n{yaml(branch, f'{pad}  ')}"
+        for word, branch in branches.items()
+    )
 
 
 def scalar(value: Any, infinite: str = ".inf") -> str:
