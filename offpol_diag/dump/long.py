@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from offpol_diag.dump.pack import Ints, dense
+from offpol_diag.dump.pack import Ints, dense, plain
 from offpol_diag.dump.schema import OF_TOKENS, POSITION, SEQUENCE
 from offpol_diag.errors import DumpError
 
@@ -30,8 +30,8 @@ def gathered(
         seen: ids of the sequences of the files before, to which those of this one are added.
 
     Raises:
-        DumpError: a sequence comes back after another one, has no id or one that is no
-            text, or its positions do not rise.
+        DumpError: a sequence comes back after another one, has no id or one that is no text, or its
+            positions do not rise.
     """
     listed = {name for role, name in columns.items() if role in OF_TOKENS}
     held, first = list[pa.Table](), 0  # what may go on in the next table, and the number of its first row
@@ -49,12 +49,8 @@ def gathered(
         held, whole, begins = [rows.slice(cuts[-1])], rows.slice(0, cuts[-1]), pa.array(cuts[:-1])
         if not len(begins):
             continue
-        try:
-            named = ids.take(begins).to_pylist()
-        except UnicodeDecodeError as error:
-            what = f"{file}, from row {first} on, column {columns[SEQUENCE]!r}: no label ({error})"
-            raise DumpError(what, "write the column again as numbers or UTF-8 text") from error
-        for at, one in zip(cuts, named, strict=False):
+        place = f"{file}, from row {first} on, column {columns[SEQUENCE]!r}"
+        for at, one in zip(cuts, plain(ids.take(begins), place), strict=False):
             if one in seen:
                 what = f"{file}, row {first + at}: the sequence {str(one)!r} comes back after another one"
                 raise DumpError(what, SORT)

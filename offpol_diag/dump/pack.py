@@ -126,19 +126,23 @@ class Rows:
 # ---------------------------------------------------------------- labels
 
 
-def plain(column: pa.Array) -> pa.Array:
+def plain(column: pa.Array, place: str) -> list[Any]:
     """Return labels as numbers, booleans or text, to which Arrow casts what is neither; NaN is null.
 
     Raises:
-        pa.ArrowException: bytes that are no UTF-8, or a type that has no text.
+        DumpError: bytes that are no UTF-8, or a type that has no text.
     """
     column = dense(column)
-    if pt.is_floating(column.type):
-        wide = column.cast(pa.float64())
-        return pc.if_else(pc.is_nan(wide), None, wide)
-    if pt.is_integer(column.type) or pt.is_boolean(column.type) or pt.is_null(column.type):
-        return column
-    return column.cast(pa.large_string())
+    try:
+        if pt.is_floating(column.type):
+            wide = column.cast(pa.float64())
+            column = pc.if_else(pc.is_nan(wide), None, wide)
+        elif not (pt.is_integer(column.type) or pt.is_boolean(column.type) or pt.is_null(column.type)):
+            column = column.cast(pa.large_string())
+        found: list[Any] = column.to_pylist()
+    except (pa.ArrowException, ValueError) as error:
+        raise DumpError(f"{place}: no label ({error})", "write the column again as UTF-8 text") from error
+    return found
 
 
 def labels(rows: Rows) -> dict[str, list[Any]]:
@@ -150,12 +154,8 @@ def labels(rows: Rows) -> dict[str, list[Any]]:
     found = dict[str, list[Any]]()
     names = {role: rows.roles[role] for role in schema.LABELS if role in rows.roles}
     for ours, name in (names | {name: name for name in rows.others}).items():
-        try:
-            found[ours] = plain(rows.table.column(name)).to_pylist()
-        except (pa.ArrowException, ValueError) as error:
-            place = f"{rows.where}, rows {rows.row[0]} to {rows.row[-1]}, column {name!r}"
-            hint = "write the column again as numbers or UTF-8 text"
-            raise DumpError(f"{place}: no label ({error})", hint) from error
+        place = f"{rows.where}, rows {rows.row[0]} to {rows.row[-1]}, column {name!r}"
+        found[ours] = plain(rows.table.column(name), place)
     if schema.SEQUENCE not in found:
         found = {schema.SEQUENCE: rows.number.tolist()} | found
     if schema.ROLLOUT_VERSION in found and schema.TRAIN_VERSION in found:

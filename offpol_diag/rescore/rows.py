@@ -142,7 +142,7 @@ def _keys(dump: Dump) -> tuple[list[str], Ints]:
         sizes += pa.compute.list_value_length(rows.table.column(rollout)).fill_null(0).to_pylist()
         names += [
             f"{'row' if one is None else 'id'}/{i if one is None else one}"
-            for i, one in zip(rows.number, plain(rows.table.column(group)).to_pylist(), strict=True)
+            for i, one in zip(rows.number, plain(rows.table.column(group), rows.where), strict=True)
         ]
     return names, np.array(sizes, np.int64)
 
