@@ -390,11 +390,8 @@ def _judged(command: str, found: Examined, advise: bool = True, trainer: str | N
     """Return the numbers with the verdict and, if asked, the recommendation, configured for a trainer."""
     from offpol_diag.advice import advised
     from offpol_diag.diagnosis.decide import diagnosed
-    from offpol_diag.diagnosis.recorded import expected
 
-    result = diagnosed(found)
-    published = expected(result.dump.provenance)  # the K3 to be expected, where the metadata say enough
-    result = _of(command, result, charts=result.charts.model_copy(update={"expected": published}))
+    result = _of(command, diagnosed(found))
     return advised(result, trainer) if advise else result
 
 

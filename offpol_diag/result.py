@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from offpol_diag.errors import ResultError, UsageError, did_you_mean
 from offpol_diag.files import MOST_RESULT, read, up_to
-from offpol_diag.metrics import PAIRS, Band
+from offpol_diag.metrics import PAIRS
 from offpol_diag.number import Number, Numbers
 from offpol_diag.printable import printable_json
 
@@ -222,7 +222,6 @@ class LagEvidence(Model):
 class Charts(Model):
     """Numbers from which the pictures of a report are drawn; empty or null where nothing is known."""
 
-    expected: list[Band] = Field([], description="published K3 of sound runs that record the same")
     crossings: list[tuple[str, float, Whole]] = Field(
         [], description="band of K3, where it begins, and the first step from which on K3 is in it or beyond"
     )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
-from typing import Any, NamedTuple
-
-from offpol_diag.metrics import Band
+from typing import NamedTuple
 
 QUANTISED = {
     "W4A4": ("w4a4",),
@@ -115,14 +112,6 @@ FLOORS = tuple(Floor(**row) for row in tomllib.loads(_TEXT)["floor"])
 def observed() -> list[tuple[str, str, str, str, str]]:
     """Return the rows as those of `metrics.REGIMES`: number, band, range, regime and source."""
     return [("k3", "–", f"{one.low:g} to {one.high:g}", one.regime, one.source) for one in FLOORS]
-
-
-def expected(provenance: Mapping[str, Any]) -> list[Band]:
-    """Return the range of the row that fits the metadata and says most, if any."""
-    said, text = recorded(provenance), json.dumps(provenance, default=str).lower()
-    fit = [one for one in FLOORS if one.of(said) and all(word in text for word in one.says)]
-    best = sorted(fit, key=lambda one: -len(one.says))[:1]
-    return [Band("k3", "expected", one.low, one.high, one.regime, one.source) for one in best]
 
 
 def ceiling(said: Recorded) -> float:
