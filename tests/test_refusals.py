@@ -160,9 +160,9 @@ DUMPS = [  # columns of a.parquet, or what writes files; what is read; what is s
     # a row per token
     (by_token(sequence_id=None), "", ": no column holds sequence_id (a row is a token)", "name it"),
     (by_token(sequence_id=[0, 1, 0, 1]), "", ", row 2: the sequence '0' comes back after another", "sort it"),
-    (by_token(sequence_id=NOT_UTF8), "", ", from row 0 on, column 'sequence_id': no label", "write the"),
     (by_token(sequence_id=[0, None, 1, 1]), "", ", row 1, column 'sequence_id': it is null", "give every"),
     (by_token(sequence_id=NOT_TEXT), "", ", from row 3 on, column 'sequence_id': no label", "write the"),
+    (by_token(sequence_id=NOT_TEXT.view(pa.binary())), "", ", from row 3 on, column", "write"),
     (by_token(position=[1, 0, 0, 1]), "", ", row 1: positions do not rise within a sequence", "sort it"),
     (two(by_token(), by_token()), ".", "b.parquet, row 0: the sequence '0' comes back", "sort it: polars"),
 ]  # fmt: skip

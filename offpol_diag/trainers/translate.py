@@ -336,7 +336,8 @@ def dual_clip(preset: Preset, keys: Table) -> str:
 
 def differences(preset: Preset, guards: Table) -> Iterator[str]:
     """Yield a sentence for each difference between a form's guards and the preset's."""
-    for part in filter(None, (preset.weight, *preset.reject)):
+    weights: list[Weight | Reject] = [preset.weight] if preset.weight else []
+    for part in [*weights, *preset.reject]:
         what, key, statistic = "weight", "clamp_at", "ratio"
         if isinstance(part, Reject):
             what, key, statistic = "rejection", "rule_at", part.statistic
