@@ -27,7 +27,7 @@ from offpol_diag import files
 from offpol_diag.errors import OffpolError, UsageError, did_you_mean
 from offpol_diag.metrics import PAIRS, WATCHED_GAP, WATCHED_PRESET, Worse, worse
 from offpol_diag.number import Number, finite
-from offpol_diag.numerals import doubted, say, say_limit, say_value
+from offpol_diag.numerals import doubted, format_limit, format_number, format_value
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.presets.catalogue import Catalogue
 from offpol_diag.result import DiagnosisVerdict, GateVerdict, Result, at_steps, first_mistake, place_of
@@ -242,7 +242,7 @@ def bound(result: Result, one: Limit) -> GateVerdict:
     alike = f"{some} of {len(rows)} steps {WORDS[rank]}" if step and rank in WORDS else ""
     return GateVerdict(
         name=f"{STEP * one.step}{one.number}",
-        must=f"{'≤' if one.kind == 'max' else '≥'} {say_limit(one.value, number.unit)}",
+        must=f"{'≤' if one.kind == 'max' else '≥'} {format_limit(one.value, number.unit)}",
         limit=one.value,
         number=replace(number, note=None),
         where=f"step {step}" if step else "",
@@ -347,13 +347,13 @@ def _no_worse(here: Number, there: Number, one: Limit, share: float) -> GateVerd
         certain = above and HIDDEN.get(metric) == ("min" if way.sign == "lower" else "max")
         ruling = rule(change, "max", allowed, certain)
         if ruling.passed is not None:
-            said = f"worse by {say(replace(change, note=None))}, {say_value(allowed, here.unit)} allowed"
-            ruling = replace(ruling, reason=joined(said, ruling.reason))
+            by, bound = format_number(replace(change, note=None)), format_value(allowed, here.unit)
+            ruling = replace(ruling, reason=joined(f"worse by {by}, {bound} allowed", ruling.reason))
             limit = there.value + (-allowed if way.sign == "lower" else allowed)
             limit = abs(there.value - way.target) + allowed if way.sign == "away" else limit
     return GateVerdict(
         name=one.number,
-        must=f"no worse than {say_value(there.value, there.unit)} by more than {100 * share:g}%",
+        must=f"no worse than {format_value(there.value, there.unit)} by more than {100 * share:g}%",
         limit=finite(limit),
         number=replace(here, note=None),
         **vars(ruling),

@@ -24,14 +24,14 @@ _MINUS = re.compile(r"(?<![^\s\[(→±≤≥<>~·])-(?=\.?\d)")
 """A hyphen that is the sign of a number."""
 
 
-class Written(NamedTuple):
+class Formatted(NamedTuple):
     """A formatted number: value and interval (may be empty), separate so that tables can style them."""
 
     value: str
     interval: str
 
 
-def written(number: Number) -> Written:
+def formatted(number: Number) -> Formatted:
     """Format a value and its interval: `0.26` and `[0.19, 0.34]`, `94%` and `[92%, 95%]`.
 
     Two significant digits, or as many as the interval tells apart, up to six. An interval without width, or
@@ -40,22 +40,22 @@ def written(number: Number) -> Written:
     marks a value that its note calls unreliable.
     """
     if number.value is None:
-        return Written(_absent(number), "")
+        return Formatted(_absent(number), "")
     value, (low, high) = number.value, number.interval or (number.value, number.value)
     share = number.unit in FRACTIONS and max(abs(value), abs(low), abs(high)) < _MOST
     scale, sign = (100.0, "%") if share else (1.0, "")
     mark = "*" if doubted(number) else ""
     exact = math.isclose(low, high, rel_tol=_ROUNDING)
     if exact and (value * scale).is_integer() and abs(value) < 1e12:
-        return Written(f"{int(value * scale):,}{sign}{mark}", "")
+        return Formatted(f"{int(value * scale):,}{sign}{mark}", "")
     if exact:
-        return Written(_plain(value * scale, _alone(value * scale, scale), sign) + mark, "")
+        return Formatted(_plain(value * scale, _alone(value * scale, scale), sign) + mark, "")
     half = (high / 2 - low / 2) * scale
     wide = low < 0 < high
     found, *ends = (
         _plain(x * scale, _places(x * scale, half, wide, scale), sign) for x in (value, low, high)
     )
-    return Written(found + mark, f"[{', '.join(ends)}]")
+    return Formatted(found + mark, f"[{', '.join(ends)}]")
 
 
 def minus(text: str) -> str:
@@ -71,19 +71,19 @@ def doubted(number: Number) -> bool:
     return number.note is not None and number.note.startswith("unreliable")
 
 
-def say(number: Number) -> str:
+def format_number(number: Number) -> str:
     """Format a number for a sentence: `16% [0.86%, 80%], unreliable`."""
-    value, interval = written(number)
+    value, interval = formatted(number)
     said = " ".join(part for part in (value.removesuffix("*"), interval) if part)
     return f"{said}, unreliable" if number.value is not None and doubted(number) else said
 
 
 def rounded(value: float | None, unit: str = "") -> str:
     """Format a measured value without an interval for a sentence, to two digits."""
-    return say(Number(value=value, unit=unit))
+    return format_number(Number(value=value, unit=unit))
 
 
-def say_value(value: float | None, unit: str = "") -> str:
+def format_value(value: float | None, unit: str = "") -> str:
     """Format a bound, or another exact value, to four significant digits."""
     if value is None or not math.isfinite(value):
         return _absent(Number())
@@ -99,9 +99,9 @@ def say_value(value: float | None, unit: str = "") -> str:
     return (head.rstrip("0").rstrip(".") if "." in head else head) + mark + tail + sign
 
 
-def say_limit(limit: float, unit: str) -> str:
+def format_limit(limit: float, unit: str) -> str:
     """Format a bound as it was set: `99%` of a fraction; with all its digits where four would change it."""
-    text, scale, sign = say_value(limit, unit), *((100.0, "%") if unit in FRACTIONS else (1.0, ""))
+    text, scale, sign = format_value(limit, unit), *((100.0, "%") if unit in FRACTIONS else (1.0, ""))
     read = float(text.replace(",", "").rstrip("%")) if math.isfinite(limit) else math.nan
     return text if math.isclose(read, limit * scale, rel_tol=1e-12) else f"{limit * scale:.12g}{sign}"
 

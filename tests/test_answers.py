@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from offpol_diag.cli import app
 from offpol_diag.number import Number
-from offpol_diag.numerals import minus, written
+from offpol_diag.numerals import formatted, minus
 from offpol_diag.presets.catalogue import FAMILIES
 from offpol_diag.report import LIMIT, answered
 from offpol_diag.report import markdown as draw_markdown
@@ -150,7 +150,7 @@ def test_tables_are_sound_and_every_number_has_its_interval(results, forms, name
     for form, left_out in (("terminal", ("page", "folded")), ("markdown", ("page",))):
         drawn = [table for table in found.tables if table.shown not in left_out]
         numbers = [cell for one in drawn for row in one.rows for cell in row if isinstance(cell, Number)]
-        needed = {flat(" ".join(map(minus, written(one)))) for one in numbers if one.interval}
+        needed = {flat(" ".join(map(minus, formatted(one)))) for one in numbers if one.interval}
         text = flat(forms(name)[form])
         assert [one for one in needed if one not in text] == []
         assert not {"nan", "None", "null", "inf"} & set(forms(name)[form].split())

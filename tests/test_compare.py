@@ -25,7 +25,7 @@ from offpol_diag.core.readout import Readout
 from offpol_diag.core.state import State, draws, groups_of, mix
 from offpol_diag.dump.read import open_dump
 from offpol_diag.errors import UsageError
-from offpol_diag.numerals import say
+from offpol_diag.numerals import format_number
 from offpol_diag.presets import Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load
 from offpol_diag.report import answered
@@ -360,7 +360,7 @@ def test_any_number_of_runs_is_compared_with_the_first_and_every_report_says_the
     table = tables(found)["decisive"]
     assert table.header == ("number", "B against A", "C against A", "A", "B", "C")
     k3 = next(row for row in table.rows if row[0] == "k3")
-    assert k3[1:3] == ("not told apart", f"×{say(named(c, 'k3').ratio)}")
+    assert k3[1:3] == ("not told apart", f"×{format_number(named(c, 'k3').ratio)}")
     assert k3[3:] == tuple(one.whole["k3"] for one in (found, b.run, c.run))
     assert found.to_json() == json.read_text()
     assert run(json, "-o", again, command="report").exit_code == 0

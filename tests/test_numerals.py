@@ -10,7 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from offpol_diag.number import Number
-from offpol_diag.numerals import minus, say, say_value, written
+from offpol_diag.numerals import format_number, format_value, formatted, minus
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 UNITS = st.sampled_from(["", "nats", "fraction"])
@@ -26,21 +26,21 @@ def parsed(text: str) -> float:
 @example(0.0, -1.7e308, 1.7e308, "fraction")
 @example(1.7e308, 1.7e308, 1.7e308, "fraction")
 def test_any_value_with_any_interval_has_a_text(value, low, high, unit):
-    found = written(Number(value=value, interval=(low, high), unit=unit))
+    found = formatted(Number(value=value, interval=(low, high), unit=unit))
     assert all(isinstance(text, str) for text in found)
 
 
 @given(FINITE.filter(lambda x: x == 0 or 1e-290 < abs(x) < 1e300), UNITS)
 def test_a_measured_value_is_said_to_two_digits_and_a_bound_to_four(value, unit):
     near = {"abs": 1e-290}
-    measured = parsed(written(Number(value=value, unit=unit)).value)
+    measured = parsed(formatted(Number(value=value, unit=unit)).value)
     assert measured == pytest.approx(value, rel=0.051, **near)
-    assert parsed(say_value(value, unit)) == pytest.approx(value, rel=6e-4, **near)
+    assert parsed(format_value(value, unit)) == pytest.approx(value, rel=6e-4, **near)
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e3))
 def test_a_value_is_said_to_what_its_interval_tells_apart(value, half):
-    text, interval = written(Number(value=value, interval=(value - half, value + half)))
+    text, interval = formatted(Number(value=value, interval=(value - half, value + half)))
 
     four_decimals = 5.1e-5 if abs(value) >= 0.5 else 0.0  # no more are written from one half on
     assert abs(parsed(text) - value) <= max(0.51 * half, 6e-6 * abs(value), four_decimals)
@@ -49,7 +49,7 @@ def test_a_value_is_said_to_what_its_interval_tells_apart(value, half):
 
 @given(st.floats(1e-6, 1e6), st.floats(0.11, 10), UNITS)
 def test_a_number_with_a_wide_interval_has_two_significant_digits(value, spread, unit):
-    found = written(Number(value=value, interval=(value * (1 - spread), value * (1 + spread)), unit=unit))
+    found = formatted(Number(value=value, interval=(value * (1 - spread), value * (1 + spread)), unit=unit))
     shown = parsed(found.value)
     assume("%" not in found.value or abs(value - 1) > 0.051)  # which is not rounded to 100%
     assert shown == pytest.approx(float(f"{shown:.1e}"), rel=1e-9)
@@ -63,7 +63,7 @@ def test_a_number_with_a_wide_interval_has_two_significant_digits(value, spread,
 @example(0.99999, -4.0, "fraction")
 def test_no_value_and_no_end_has_more_than_six_digits_however_narrow_the_interval(value, width, unit):
     ends = (value * (1 - 10**width), value * (1 + 10**width))
-    text, interval = written(Number(value=value, interval=ends, unit=unit))
+    text, interval = formatted(Number(value=value, interval=ends, unit=unit))
 
     digits = (re.sub("e.*|[^0-9]", "", one).lstrip("0") for one in (text, *interval.split(", ")))
     assert max(map(len, digits)) <= 6
@@ -76,11 +76,11 @@ def test_no_value_and_no_end_has_more_than_six_digits_however_narrow_the_interva
 @given(st.floats(0.98, 1.02), st.floats(0, 0.2), st.floats(0, 0.2))
 def test_no_share_beside_1_is_rounded_to_it(value, below, above):
     ends = (value - below, value + above)
-    shown = written(Number(value=value, interval=ends, unit="share"))
+    shown = formatted(Number(value=value, interval=ends, unit="share"))
     said = [shown.value, *shown.interval.strip("[]").split(", ")] if shown.interval else [shown.value]
     for number, text in zip((value, *ends), said, strict=False):
         assert (parsed(text) == 1.0) is (number * 100 == 100), text
-    assert (parsed(say_value(value, "share")) == 1.0) is (abs(value - 1) < 1e-14)
+    assert (parsed(format_value(value, "share")) == 1.0) is (abs(value - 1) < 1e-14)
 
 
 @pytest.mark.parametrize(
@@ -113,15 +113,17 @@ def test_no_share_beside_1_is_rounded_to_it(value, below, above):
     ],
 )
 def test_digits(value, interval, unit, text):
-    assert say(Number(value=value, interval=interval, unit=unit)) == text
+    assert format_number(Number(value=value, interval=interval, unit=unit)) == text
 
 
 def test_a_number_without_a_value_is_its_power_of_ten_or_the_reason_and_an_unreliable_one_is_marked():
-    assert say(Number(log10=45.2)) == "10^45.2"
-    assert say(Number(unknown="missing column entropy")) == "cannot be known: missing column entropy"
+    assert format_number(Number(log10=45.2)) == "10^45.2"
+    assert (
+        format_number(Number(unknown="missing column entropy")) == "cannot be known: missing column entropy"
+    )
     given = Number(value=0.16, interval=(0.0086, 0.8), unit="fraction", note="unreliable: k̂ = 0.97")
-    assert say(given) == "16% [0.86%, 80%], unreliable"
-    assert written(given) == ("16%*", "[0.86%, 80%]")
+    assert format_number(given) == "16% [0.86%, 80%], unreliable"
+    assert formatted(given) == ("16%*", "[0.86%, 80%]")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from offpol_diag.diagnosis.registry import CANDIDATES, CAUSES
 from offpol_diag.diagnosis.rows import Rows, percent
 from offpol_diag.diagnosis.seen import OUTLYING, Seen, holding
 from offpol_diag.number import Number
-from offpol_diag.numerals import doubted, rounded, say
+from offpol_diag.numerals import doubted, format_number, rounded
 from offpol_diag.result import After, CandidateCause, Cause, Diagnosis, Result
 
 TOKENS = 64
@@ -153,7 +153,7 @@ def _no_bug(numbers: Evidence, rest: Rows) -> Diagnosis:
     if base is not None:
         return _undecided(seen, f"the columns line up, but {base.rstrip('?')}")
     if off_centre(mean_ratio):
-        return _undecided(seen, f"the columns line up, but E[r] is {say(mean_ratio)} and not 1")
+        return _undecided(seen, f"the columns line up, but E[r] is {format_number(mean_ratio)} and not 1")
     able = [one for one in CAUSES if one.kind == "honest"]
     if seen.inexcusable:  # outliers of a healthy dump may be, too
         able = [one for one in able if one.id == "numerics" and healthy]

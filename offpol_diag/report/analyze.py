@@ -13,7 +13,7 @@ from offpol_diag.advice import MERGE
 from offpol_diag.diagnosis.numbers import Evidence
 from offpol_diag.metrics import FIRST_GAP, METRICS, PAIRS, Tone, band, title, tone
 from offpol_diag.number import Number
-from offpol_diag.numerals import count, counted, doubted, written
+from offpol_diag.numerals import count, counted, doubted, formatted
 from offpol_diag.report import words
 from offpol_diag.report.answer import EXPLAIN, Answer, Fact, Line, Tile, listed
 from offpol_diag.report.charts import charts
@@ -92,7 +92,7 @@ def cautions(dump: DumpFacts) -> tuple[str, ...]:
 def headline(result: Result) -> tuple[str, str, Tone, str, str]:
     """Return word, sentence, tone and interval of the verdict, and what follows: growth, or K3 of a bug."""
     given, k3, advised = result.diagnosis, result.main("k3"), result.recommendation
-    value, ends = written(replace(k3, note=None))
+    value, ends = formatted(replace(k3, note=None))
     size = f"K3 KL is {value} nats per token{f' ({PAIRS[result.prefix]})' if result.prefix else ''}"
     if given is not None and given.verdict == "bug":
         after = words.mended(result)
@@ -119,7 +119,7 @@ def _facts(result: Result) -> Iterator[Fact]:
     given, advised, open_ = result.diagnosis, result.recommendation, result.undecided
     scored = [reproduced(result.reference)] if result.reference is not None else []
     if result.is_bug:
-        yield from (*words.of_bug(result), *scored)
+        yield from (*words.bug_facts(result), *scored)
         return
     checked, causes = tuple(words.checks(result)), given.causes if given else []
     brief = " ".join(words.sentence(one.text) for one in checked if one.brief)
@@ -171,7 +171,7 @@ def heavy(result: Result) -> str:
 
 
 def _bare(number: Number) -> str:
-    return written(replace(number, note=None)).value
+    return formatted(replace(number, note=None)).value
 
 
 def tiles(result: Result) -> tuple[Tile, ...]:
@@ -191,7 +191,7 @@ def tiles(result: Result) -> tuple[Tile, ...]:
     some = [name for name in rejected if name not in MASKS and rejected[name].value]
     some = some or [name for name in rejected if name in MASKS] or [*rejected]
     for name in some[:1]:
-        others = (f"{one}: {written(rejected[one]).value}" for one in some[1:2])
+        others = (f"{one}: {formatted(rejected[one]).value}" for one in some[1:2])
         number, below = replace(rejected[name], interval=None), "; ".join((name, *others))
         found.append(_tile(result, f"{name}.tokens_rejected", number, label="Rejected", interval=below))
     khat, sequences = result.main("khat_tokens"), result.main("khat_sequences")
@@ -212,7 +212,7 @@ def _tile(result: Result, name: str, number: Number, **more: Any) -> Tile:
         flat = is_flat(known)
         ordered = sorted(known, key=lambda one: one.value or 0.0) if flat else known
         ends = [Number(one.value, one.interval, number.unit) for one in (ordered[0], ordered[-1])]
-        spelled = [written(one).value for one in ends]
+        spelled = [formatted(one).value for one in ends]
         more["below"] = " to ".join(dict.fromkeys(spelled)) if flat else " → ".join(spelled)
         more |= {"flat": flat, "curve": tuple(one.value for one in points)}
     own: dict[str, Any] = {"label": title(name), "key": name}

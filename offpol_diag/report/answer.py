@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from offpol_diag.metrics import Tone
 from offpol_diag.number import Number
-from offpol_diag.numerals import count, doubted, minus, written
+from offpol_diag.numerals import count, doubted, formatted, minus
 from offpol_diag.report.plot import Chart
 from offpol_diag.table import Cell, Table
 
@@ -110,12 +110,12 @@ class Tile:
     @property
     def value(self) -> str:
         """The value as text, without a star."""
-        return minus(written(replace(self.number, note=None)).value)
+        return minus(formatted(replace(self.number, note=None)).value)
 
     @property
     def beside(self) -> str:
         """The interval as text, or what stands in its place."""
-        return minus(self.interval or written(self.number).interval)
+        return minus(self.interval or formatted(self.number).interval)
 
     @property
     def text(self) -> str:
@@ -206,7 +206,7 @@ def shown(cell: Cell) -> Shown:
         return Shown(cell)
     if isinstance(cell, int):
         return Shown(count(cell), kind="number")
-    value, interval = written(cell)
+    value, interval = formatted(cell)
     if not cell.known:
         reason = ". ".join(filter(None, (value if cell.unknown else "", cell.note)))
         return Shown("unknown" if cell.unknown else value, "", reason, "unknown")

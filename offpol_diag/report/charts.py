@@ -6,7 +6,7 @@ import math
 
 from offpol_diag.metrics import PAIRS
 from offpol_diag.number import Number
-from offpol_diag.numerals import count, counted, rounded, say_value
+from offpol_diag.numerals import count, counted, format_value, rounded
 from offpol_diag.report import plot
 from offpol_diag.report.plot import BLUE, GREY, ORANGE, PURPLE, TEAL, Chart, Dict, Panel, chart, curve, plain
 from offpol_diag.result import Result, in_sync
@@ -44,7 +44,7 @@ def by_step(result: Result) -> Chart | None:
             panels.append(Panel("training step", up, curve((x, numbers, "", colour)), axis, y, marks))
     title, low, high = f"K3 of {PAIRS[pair]}" if pair else "K3", min(values), max(values)
     if at is not None:
-        title += f" passes {say_value(bound)} at step {at}"
+        title += f" passes {format_value(bound)} at step {at}"
     elif high > 3 * low:
         title += f" goes from {rounded(values[0])} to {rounded(values[-1])} over {len(values)} steps"
     else:

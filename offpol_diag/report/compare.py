@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from offpol_diag.metrics import PAIRS, Tone, title
 from offpol_diag.number import Number
-from offpol_diag.numerals import count, say
+from offpol_diag.numerals import count, format_number
 from offpol_diag.report.analyze import cautions, dropped_by_length, of_dump
 from offpol_diag.report.answer import Answer, Fact, listed
 from offpol_diag.report.plot import COLOURS, Chart, chart, k3_panel, steps_axis
@@ -51,7 +51,7 @@ def of_presets(summary: Result, found: Comparison) -> Answer:
         *_drops(found),
         dropped_by_length(summary, able),
     )
-    ess = [f"{name} {say(able[name].get('ess_tokens', Number()))}" for name in [*able][:SAID]]
+    ess = [f"{name} {format_number(able[name].get('ess_tokens', Number()))}" for name in [*able][:SAID]]
     bug = summary.diagnosis.headline if summary.diagnosis else ""
     return of_dump(summary, *((f"Not computed: {'; '.join(lacking)}.",) if lacking else ()))(
         "Bug" if summary.is_bug else "",
@@ -103,7 +103,7 @@ def of_runs(summary: Result) -> Answer:
     word = ", ".join(f"{'Worse' if up else 'Better'} in {run}" for run, up in larger.items())
     tone: Tone = "bad" if any(larger.values()) else "good" if larger else "info"
     numbers = [*(one.a for one in [*k3.values()][:1]), *(one.b for one in k3.values())]
-    each = [f"{say(number)} in {run}" for number, run in zip(numbers, ["A", *k3], strict=False)]
+    each = [f"{format_number(number)} in {run}" for number, run in zip(numbers, ["A", *k3], strict=False)]
     sentence, more = f"K3 KL is {listed(each) if each else 'not known in both'}", ""
     for run in found:
         tested = [row.differs for row in run.contrasts if row.differs is not None]
@@ -152,9 +152,13 @@ def _numbers(rows: Mapping[str, Mapping[str, Contrast]], runs: Sequence[str]) ->
     differ = [name for name, row in rows.items() if any(one.differs for one in row.values())]
     for name in [*differ, *(name for name in rows if name not in differ)]:
         row = [rows[name].get(letter) for letter in letters]
-        against = [one and (one.difference if one.ratio is None else f"×{say(one.ratio)}") for one in row]
         against = [
-            said if one and one.differs else "not told apart" for said, one in zip(against, row, strict=True)
+            "not told apart"
+            if not one or not one.differs
+            else one.difference
+            if one.ratio is None
+            else f"×{format_number(one.ratio)}"
+            for one in row
         ]
         values = [next(one.a for one in row if one), *(one and one.b for one in row)]
         tests = [one and (one.reason if one.p_adjusted is None else f"{one.p_adjusted:.2g}") for one in row]

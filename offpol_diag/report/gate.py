@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from offpol_diag.gate import DIAGNOSIS, outcome
 from offpol_diag.metrics import Tone
 from offpol_diag.number import Number
-from offpol_diag.numerals import count, counted, say
+from offpol_diag.numerals import count, counted, format_number
 from offpol_diag.printable import printable
 from offpol_diag.report.analyze import analysis, of_dump
 from offpol_diag.report.answer import Answer, Fact
@@ -60,7 +60,7 @@ def answer(summary: Result) -> Answer:
 def said(summary: Result, one: GateVerdict, reason: str = "") -> str:
     """Return what was found, the bound, and the reason: `ess_tokens is 96% [90%, 98%], must be ≥ 99%`."""
     value = found(summary, one)
-    value = value if isinstance(value, str) else say(value)
+    value = value if isinstance(value, str) else format_number(value)
     must = f"{one.name} is {value}{one.where and f' at {one.where}'}, must be {one.must}"
     return f"{must}; {reason}" if reason else must
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from offpol_diag.metrics import BANDS, tone
 from offpol_diag.number import Number
-from offpol_diag.numerals import minus, say
+from offpol_diag.numerals import format_number, minus
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -123,7 +123,7 @@ def curve(points: Points, /, where: Sequence[str] = (), floor: float = -FARTHEST
         "y": y,
         "line": {"color": colour},
         "marker": {"color": colour},
-        "text": [escaped(minus(f"{at}: {say(one)}")) for at, one in said],
+        "text": [escaped(minus(f"{at}: {format_number(one)}")) for at, one in said],
         "hovertemplate": f"%{{text}}<extra>{escaped(name)}</extra>",
     }
     ends = [None if at is None else one.interval for at, one in zip(y, numbers, strict=True)]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from offpol_diag.metrics import title
 from offpol_diag.number import Number
-from offpol_diag.numerals import count, say_value, written
+from offpol_diag.numerals import count, format_value, formatted
 from offpol_diag.report.analyze import analysis, of_dump
 from offpol_diag.report.answer import Answer, Fact
 from offpol_diag.result import Result, Sweep, SweptPoint
@@ -30,7 +30,7 @@ def answer(summary: Result, found: Sweep) -> Answer:
     name = "ess_tokens" if kept == {1.0} else "tokens_weighted"
     shown, points = [*columns.values()] or [name], some(found.points, name)
     own = next((one for one in points if one.own), points[0])
-    value, interval = written(own.numbers.get(name, Number()))
+    value, interval = formatted(own.numbers.get(name, Number()))
     what = f"an ESS of tokens of {value}" if name == "ess_tokens" else f"{value} of the tokens"
     sentence, next_ = f"{found.preset} at {own.threshold:.7g} keeps {what}", analysis(summary.dump)
     bound = f"{found.which} of {found.preset} moves{'' if '.' in found.which else ', the window [1/b, b]'}; "
@@ -38,10 +38,10 @@ def answer(summary: Result, found: Sweep) -> Answer:
     if window := found.window:
         ends = {place.rpartition(".")[2]: repr(end) for place, end in window.point.bounds.items()}
         held = " ≤ ".join(filter(None, (ends.get("lower"), found.statistic, ends.get("upper"))))
-        share, interval = say_value(window.kept / window.of, "fraction"), ""
+        share, interval = format_value(window.kept / window.of, "fraction"), ""
         sentence = f"{held} keeps {share} of the {found.unit}s"
         many = f"{count(window.kept)} of {count(window.of)} {found.unit}s"
-        facts.append(Fact("Asked", f"{say_value(window.asked, 'fraction')}; kept are {many}."))
+        facts.append(Fact("Asked", f"{format_value(window.asked, 'fraction')}; kept are {many}."))
         next_ = (("preset", f"offpol-diag presets {shlex.quote(window.preset)}"), *next_)
     facts += [Fact("Bug?", summary.diagnosis.headline)] if summary.diagnosis else []
     rows = [

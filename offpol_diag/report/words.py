@@ -11,7 +11,7 @@ from offpol_diag.advice import GROWN, MERGE, Growth, growth, prescribed
 from offpol_diag.diagnosis.numbers import Evidence
 from offpol_diag.metrics import band, title, tone
 from offpol_diag.number import Number
-from offpol_diag.numerals import count, counted, doubted, rounded, say, say_value, written
+from offpol_diag.numerals import count, counted, doubted, format_number, format_value, formatted, rounded
 from offpol_diag.presets import catalogue
 from offpol_diag.report.answer import EXPLAIN, Answer, Fact, Line
 from offpol_diag.result import (
@@ -90,7 +90,7 @@ def checks(result: Result) -> Iterator[Line]:
         if k1.interval and k1.interval[1] < 0:
             place = "bug" if result.is_bug else "open"
         mark, said, why = K1[place]
-        yield Line(said, mark, f"{say(k1)} nats. {DRAWN}{why}", brief=True)
+        yield Line(said, mark, f"{format_number(k1)} nats. {DRAWN}{why}", brief=True)
     if (apart := apart_in_sync(result)) and not result.is_bug:
         least, most = (f"{rounded(one.value)} (step {one.step})" for one in apart)
         why = "Weights in sync differ by numerics alone, and as much at every step."
@@ -102,13 +102,13 @@ def checks(result: Result) -> Iterator[Line]:
         why += "A wrong temperature, a shifted column or a padding value would show here already."
         yield Line(f"In sync (lag 0) K3 is {rounded(synced.value)}", "ok" if agree else "un", why, brief=True)
     if ratio.value is not None and doubted(ratio):
-        mean = written(replace(ratio, note=None)).value
+        mean = formatted(replace(ratio, note=None)).value
         why = f"The tail of r is too heavy: its sample mean, {mean}, is not a usable estimate."
         yield Line("E[r] = 1 cannot be tested", "un", why, brief=True)
     elif ratio.interval is not None:
         holds = ratio.interval[0] <= 1 <= ratio.interval[1]
         why = "1 when the tokens were drawn from the logged distribution."
-        yield Line(f"E[r] is {say(ratio)}", "ok" if holds else "un", why, brief=True)
+        yield Line(f"E[r] is {format_number(ratio)}", "ok" if holds else "un", why, brief=True)
     if given.sequences and given.sequences < result.dump.sequences:
         some = f"{count(given.sequences)} of the {count(result.dump.sequences)} sequences"
         yield Line(f"Looked for faults in {some}", "ok")
@@ -161,7 +161,7 @@ def candidates(given: Diagnosis) -> Fact:
     return Fact("Candidates", "", heading, tuple(lines), spelled=True)
 
 
-def of_bug(result: Result) -> Iterator[Fact]:
+def bug_facts(result: Result) -> Iterator[Fact]:
     """Yield what is wrong, where, how to confirm it, what to do, and how sure that is."""
     assert result.diagnosis is not None
     given, checked = result.diagnosis, tuple(checks(result))
@@ -194,7 +194,7 @@ def _details(cause: Cause, given: Diagnosis, result: Result) -> dict[str, str]:
         f"{count(some)} of {count(of or some)} {what}" for some, of, what in counts if some is not None
     ]
     examples = (
-        f"sequence {name}, position {at}: log π_rollout {say_value(q)}, log π_train {say_value(p)}"
+        f"sequence {name}, position {at}: log π_rollout {format_value(q)}, log π_train {format_value(p)}"
         for name, at, q, p in cause.examples
     )
     found = {
@@ -207,8 +207,10 @@ def _details(cause: Cause, given: Diagnosis, result: Result) -> dict[str, str]:
     if after := cause.after:
         then = []
         for name, key, unit in (("K3", "k3", ""), ("E[r]", "mean_ratio", ""), ("ESS", "ess_tokens", "share")):
-            logged = say(replace(result.main(key), interval=None, note=None))
-            then.append(f"{name} {logged} → {'≈ ' * after.approximate}{say_value(getattr(after, key), unit)}")
+            logged = format_number(replace(result.main(key), interval=None, note=None))
+            then.append(
+                f"{name} {logged} → {'≈ ' * after.approximate}{format_value(getattr(after, key), unit)}"
+            )
         over = f"(over {counted(after.tokens, 'token')})"
         found[f"After the fix, {after.what}"] = f"{', '.join(then)} {over}"
     return found
@@ -302,10 +304,10 @@ def _effect(result: Result, method: str) -> str:
     numbers, raw = result.preset(method), result.main("ess_tokens")
     if "ess_tokens" not in numbers:
         return "it is none of the presets that were computed"
-    before = f"{written(raw).value} → " if raw.known and not doubted(raw) else ""
+    before = f"{formatted(raw).value} → " if raw.known and not doubted(raw) else ""
     cut = numbers.get("truncated_high", Number())
-    said = f"ESS {before}{written(numbers['ess_tokens']).value}"
-    return f"{said}, {written(cut).value} truncated" if cut.value else said
+    said = f"ESS {before}{formatted(numbers['ess_tokens']).value}"
+    return f"{said}, {formatted(cut).value} truncated" if cut.value else said
 
 
 def _weights(result: Result, given: Recommendation) -> Table | None:
