@@ -15,11 +15,11 @@ def causes() -> str:
     """Every cause in a paragraph: what it looks like, how to confirm and fix it, look-alikes, threads."""
     return f"""{MADE}# Causes of a mismatch
 
-`offpol-diag doctor --explain CAUSE` prints one of these in the terminal, without a dump, with how verl, TRL,
-slime and NeMo-RL confirm it by their own settings and what was seen in each thread. Where nothing in a dump
-establishes a cause, `doctor` says `cannot_tell`, with the measurement that decides. K3 is in nats a token,
-Δ = log π_train − log π_rollout, r = e^Δ. "Of its uncertainty" is |Δ|/(1 − π_rollout). Threads were read up to
-September 2026.
+`offpol-diag doctor --explain CAUSE` prints one of these entries in the terminal, and needs no dump. It adds
+how to confirm the cause with the settings of verl, TRL, slime and NeMo-RL, and what was seen in each thread.
+If nothing in a dump establishes a cause, `doctor` says `cannot_tell`, with the measurement that decides. K3
+is in nats per token, Δ = log π_train − log π_rollout, r = e^Δ. "Of its uncertainty" is |Δ|/(1 − π_rollout).
+Threads were read up to September 2026.
 {"".join(map(_section, CAUSES))}"""
 
 
@@ -27,9 +27,9 @@ def _section(cause: Cause) -> str:
     said = [f"**{cause.title}** ({KINDS[cause.kind]}). {cause.looks}"]
     how = {"Confirm": cause.confirm, "Fix": cause.fix}
     said += [f"*{name}:* {filled(cause, text)}" for name, text in how.items() if text]
-    said += [f"*Not [`{name}`](#{name}):* {what}" for name, what in cause.apart.items()]
+    said += [f"*Look-alike [`{name}`](#{name}):* {what}" for name, what in cause.apart.items()]
     threads = ", ".join(_link(at) for one in cause.threads for at in one.at)
-    return f"\n## {cause.id}\n\n{' '.join(said)}{f' *Known from* {threads}.' if threads else ''}\n"
+    return f"\n## {cause.id}\n\n{' '.join(said)}{f' *Public threads:* {threads}.' if threads else ''}\n"
 
 
 def _link(thread: str) -> str:

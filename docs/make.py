@@ -41,7 +41,7 @@ def presets() -> str:
     kinds = ""
     for kind, text in KINDS.items():
         some = [_preset(one, one.name in rows.default) for one in rows.values() if one.kind == kind]
-        kinds += f"\n## {kind}\n\n{text[0].upper()}{text[1:]}.\n\n{_table(PRESET_HEADER, some)}"
+        kinds += f"\n## {kind}\n\nHere {text}.\n\n{_table(PRESET_HEADER, some)}"
     others: dict[str, list[str]] = {}
     for alias, target in rows.aliases.items():
         if target not in rows.rows:
@@ -49,28 +49,29 @@ def presets() -> str:
     bounds = "; ".join(f"`{target}` ({', '.join(names)})" for target, names in others.items())
     return f"""{MADE}# Presets
 
-{len(rows)} methods by what they do; the {len(rows.default)} in bold are evaluated where none are named, with
-the defaults of the dump's trainer, and `--presets all` is all of them. r = π_train/π_rollout of a token,
-Δ = log r, ∏r the product over a response of n tokens. The numerator is π_old (decoupled: the trainer
-recomputes it), under *bypass* and of `ppo_is` π_θ. Thresholds stand beside the name, in the order given here:
-`token_is@3`, `seq_mis@2..0.4..2.5`; [any key](preset-files.md#beside-a-name) does too.
-`offpol-diag presets NAME` explains one, with its whole source and the trainers that can say it, and
-`--for TRAINER` prints its configuration. The file is
-[`presets.toml`](../offpol_diag/presets/presets.toml); a file of your own has the same form
-(`--preset-file`, [grammar](preset-files.md)).
+{len(rows)} methods, grouped by what they do. The {len(rows.default)} in bold are evaluated by default, with
+the defaults of the dump's trainer; `--presets all` evaluates all. r = π_train/π_rollout of a token,
+Δ = log r, and ∏r is the product over a response of n tokens. The numerator is π_old (decoupled: the trainer
+recomputes it); under *bypass* and in `ppo_is` it is π_θ. Thresholds follow the name, in the order given here:
+`token_is@3`, `seq_mis@2..0.4..2.5`; so may [any other key](preset-files.md#changes-after-a-name).
 
-## What no dump of sampled tokens can evaluate
+`offpol-diag presets NAME` explains one, with its full source and the trainers that can express it, and
+`--for TRAINER` prints its configuration. The presets are in
+[`presets.toml`](../offpol_diag/presets/presets.toml); `--preset-file` reads a file of your own in the same
+format ([grammar](preset-files.md)).
+
+## What a dump of sampled tokens cannot evaluate
 
 Score centering ([arXiv 2609.20807](https://arxiv.org/abs/2609.20807)) adds A·C to the loss, with
-C = Σ_H sg(m − α p) log p over the sampler's top-k tokens H: what a dump of sampled tokens does not hold.
-SkyRL has it on by default since 0.5.0 (`trainer.algorithm.score_centering.enabled`), NeMo-RL
-(`loss_fn.score_centering`, nightly) and prime-rl (`score_centering` of `ipo`) off. `--for` says so beside
+C = Σ_H sg(m − α p) log p over the sampler's top-k tokens H, whose log-probs such a dump does not hold.
+It is on by default in SkyRL since 0.5.0 (`trainer.algorithm.score_centering.enabled`), and off in NeMo-RL
+(`loss_fn.score_centering`, nightly) and prime-rl (`score_centering` of `ipo`). `--for` says so next to
 their configurations.
 
-## Until when each trainer was read
+## Newest version of each trainer that was read
 
-{_table(("trainer", "newest version read"), map(_read, TRAINERS))}{kinds}
-## Names that stand for a method at other bounds
+{_table(("trainer", "version"), map(_read, TRAINERS))}{kinds}
+## Names for a method at other bounds
 
 {bounds}.
 """
@@ -119,22 +120,22 @@ def metrics() -> str:
     per_preset = summary.preset("token_is")
     return f"""{MADE}# Metrics
 
-The names are the same in JSON, in the gate and in every table. Δ = log π_train − log π_rollout of the sampled
-token, r = e^Δ. Every value is computed in float64 from what stands in the file.
+JSON, the gate and every table use the same names. Δ = log π_train − log π_rollout of the sampled token,
+r = e^Δ. Every value is computed in float64 from the values in the file.
 
 ## The gap between two policies
 
-Bare names are drift 1 (rollout → old). `drift2.NAME` is old → current, `total.NAME` rollout → current.
-The tokens of drift 2 were sampled from π_rollout and not from π_old: its `k3`, `chi2_token` and `tv` are
-sizes of the update, not divergences, and its `mean_ratio` need not be 1. `k1` adds up: `k1` + `drift2.k1` =
-`total.k1`.
+A bare name is drift 1 (rollout → old), `drift2.NAME` is old → current, and `total.NAME` is rollout → current.
+The tokens of drift 2 were sampled from π_rollout and not from π_old: its `k3`, `chi2_token` and `tv` measure
+the size of the update and are not divergences, and its `mean_ratio` need not be 1. K1 adds up: `k1` +
+`drift2.k1` = `total.k1`.
 
 {_numbers(gap)}
 ## One preset
 
-In the gate `PRESET.NAME`, after the preset's weights, rejection and veto. A token that no rule and no veto
-rejects may still have the weight 0 (IcePop): `tokens_rejected` and `kept_…` are of rejection alone,
-`tokens_weighted` of both.
+Computed after the preset's weights, rejection and veto; a gate calls them `PRESET.NAME`. A token that is not
+rejected may still have weight 0 (IcePop): `tokens_rejected` counts only rejection and veto, `tokens_weighted`
+excludes tokens of weight 0 too.
 
 {_numbers(per_preset)}"""
 
