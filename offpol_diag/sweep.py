@@ -19,8 +19,8 @@ from offpol_diag.diagnosis.decide import diagnosed
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import Dump
 from offpol_diag.errors import DumpError, UsageError, did_you_mean
-from offpol_diag.presets import OF_SEQUENCES, Preset, Reject, Weight
-from offpol_diag.presets.grammar import named
+from offpol_diag.presets import OF_SEQUENCES, Preset, Reject, Weight, problems
+from offpol_diag.presets.grammar import name_with
 from offpol_diag.presets.words import RATIOS, judged
 from offpol_diag.result import Result, SolvedWindow, Sweep, SweptPoint
 
@@ -90,8 +90,8 @@ class Bound:
         """Return why a threshold is invalid; empty if it is valid."""
         if self.side == "window" and value <= 1:
             return "the window is [1/b, b] on r, and b must be above 1"
-        problems = replace(self.rule, **self.ends(value)).problems()  # type: ignore[arg-type]
-        return next((f"{key}: {why}" for key, why in problems), "")
+        moved = replace(self.rule, **self.ends(value))  # type: ignore[arg-type]
+        return next((f"{key}: {why}" for key, why in problems(moved)), "")
 
 
 def bounds_of(preset: Preset) -> dict[str, Bound]:
@@ -208,7 +208,7 @@ def sweep(
     window = None
     if solved:
         point, (_, kept, of) = points.pop(), solved
-        name = named(preset.name, {place: repr(end) for place, end in point.bounds.items()})
+        name = name_with(preset.name, {place: repr(end) for place, end in point.bounds.items()})
         window = SolvedWindow(asked=keep or 0.0, kept=kept, of=of, preset=name, point=point)
     found = Sweep(
         preset=preset.name,

@@ -97,17 +97,14 @@ m2po → keep the tokens with the smallest values, with batch mean of Δ²/2 < 0
 seq_mis → weight min(∏r, 2); keep sequences with 0.5 ≤ ∏r ≤ 2
 opsm → keep sequences with mean −Δ ≤ 0.1 (asked only where A < 0)
 geo_rs → keep sequences with 0.999001 ≤ (∏r)^(1/n) ≤ 1.001; veto any r_t < 0.0001
-geo_rs@inf:veto.upper=9 → veto any r_t < 0.0001 or any r_t > 9
+geo_rs@veto.upper=9 → veto any r_t < 0.0001 or any r_t > 9
 dppo_tv → -0.2 ≤ (π_train−π_rollout) ≤ 0.2 (the upper bound asked where A > 0, the lower where A ≤ 0)
 token_is@3 → weight min(r_t, 3)
 seq_mis@2..0.4..2.5 → weight min(∏r, 2); keep sequences with 0.4 ≤ ∏r ≤ 2.5
-seq_mis@3 → weight min(∏r, 3); keep sequences with 0.333333 ≤ ∏r ≤ 3
-slime_mis@4 → weight min(r_t, 4) / batch mean; keep tokens with 0.25 ≤ r_t ≤ 4
 seq_mis@3..4 → weight min(∏r, 3); keep sequences with 0.25 ≤ ∏r ≤ 4
 ipo@0.3 → weight r_t; keep tokens with -0.3 ≤ (π_train−π_rollout) ≤ 0.3
 token_is@3:reject.upper=5:veto.lower=0.1 → weight min(r_t, 3); keep tokens with r_t ≤ 5; veto any r_t < 0.1
 token_mask@reject[1].statistic=k3:reject[1].upper=2 → keep tokens with 0.714286 ≤ r_t ≤ 1.66667; tokens with
-token_is_veto@veto.lower=inf → weight min(r_t, 2)
 token_is@weight.normalize=true → weight min(r_t, 2) / batch mean
 """
 
@@ -185,6 +182,8 @@ token_icepop@4..1 → weight.lower = 4; it must not exceed upper = 1.0 → write
 geo_rs@0.9 → one number C for a band must be above 1, for [1/C, C] → write geo_rs@
 gspo@0.2 → gspo takes 2 thresholds by position → write gspo@clip.low..clip.high; inf is no bound
 recompute@weight.over=sum → weight: it needs upper, lower or both → write keys
+seq_mis@3 → seq_mis takes 3 thresholds by position → write seq_mis@weight.upper..reject.lower..
+token_is_veto@veto.lower=inf → veto: it needs upper, lower or both → write keys
 token_is@policy=current → weight: under ppo_clip the ratio holds that of π_θ already → write keys
 token_is@wieght.upper=3 → wieght: no such key; the keys are summary, policy → did you mean weight
 token_is@weight.upper=big → weight.upper = "big"; it must be a finite number → write keys
@@ -350,7 +349,7 @@ FILES = [
     ("['a b']\n", 'mine.toml: ["a b"]: "a b" cannot be a name: letters, digits and _ . + - make one', ""),
     ("[a]\naliases = ['b,c']\n", 'mine.toml: [a]: "b,c" cannot be a name', ""),
     ("[a_b]\n[A-B]\n", 'mine.toml: [A-B]: "A-B" already finds [a_b]', ""),
-    ("[a]\naliases = ['geo-rs']\n", 'mine.toml: "geo-rs" is the name of a built-in preset', ""),
+    ("[a]\naliases = ['geo-rs']\n", 'mine.toml: "geo_rs" is the name of a built-in preset', ""),
     ("[a]\nloss = 'ppo-clip'\n", 'mine.toml: [a] loss = "ppo-clip"', "did you mean ppo_clip?"),
     ("a = " + "[" * 5000, "mine.toml: not TOML: ", ""),
 ]

@@ -8,7 +8,7 @@ applies to. A field is a key of a preset file (`grammar.py`), and its type says 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -38,8 +38,6 @@ FLOAT32_OVERFLOW = math.log(2.0**128 - 2.0**104)
 SMALLEST_NORM = 1e-8
 """Normalisation divides only by mean weights above this, as in verl."""
 BOUNDS = ("lower", "upper")
-Problem = tuple[str, str]
-"""A key, or "" for the whole table, and the rule that its value breaks."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +75,6 @@ class Weight:
         """Return whether tokens have weights of their own; else a sequence has one."""
         return self.over not in OF_SEQUENCES
 
-    def problems(self) -> Iterator[Problem]:
-        """Yield values that have the right type but make no sense."""
-        yield from _broken(self, above=("upper", "safety"), least=("lower",), bounded=self.action != "none")
-
 
 @dataclass(frozen=True)
 class Reject:
@@ -117,15 +111,6 @@ class Reject:
         """Return whether tokens fail one by one; else whole sequences do."""
         return self.over not in OF_SEQUENCES or self.advantage == "away"
 
-    def problems(self) -> Iterator[Problem]:
-        """Yield values that have the right type but make no sense."""
-        factor = BOUNDS if self.statistic in ("ratio", "mult_prob_error") else ()
-        yield from _broken(self, ("safety", *factor), BOUNDS if self.statistic in UNSIGNED else ())
-        if self.over == "batch" and self.statistic not in UNSIGNED:
-            yield "statistic", f"over a batch it must be one of {', '.join(sorted(UNSIGNED))}"
-        if self.over == "batch" and (self.lower is not None or self.advantage != "any"):
-            yield "", "over a batch it takes upper alone, and any advantage"
-
 
 @dataclass(frozen=True)
 class Veto:
@@ -133,10 +118,6 @@ class Veto:
 
     lower: float | None = None
     upper: float | None = None
-
-    def problems(self) -> Iterator[Problem]:
-        """Yield values that have the right type but make no sense."""
-        yield from _broken(self, above=BOUNDS)
 
 
 @dataclass(frozen=True)
@@ -154,12 +135,6 @@ class Clip:
     high: float | None = 0.2
     dual: float | None = 3.0
     safety: float | None = 20.0
-
-    def problems(self) -> Iterator[Problem]:
-        """Yield values that have the right type but make no sense."""
-        yield from _broken(self, above=("safety",), least=("low", "high"), bounded=False)
-        if self.dual is not None and self.dual <= 1:
-            yield "dual", "it must be above 1"
 
 
 @dataclass(frozen=True)
@@ -228,12 +203,6 @@ class Preset:
         own = [f"{name}.{side}" for name, side in bounds if getattr(parts[name], side, None) is not None]
         return self.at or tuple(own)
 
-    def problems(self) -> Iterator[Problem]:
-        """Yield parts that are right each by itself and make no sense together."""
-        if self.loss == "ppo_clip" and self.policy == "current" and self.weight is not None:
-            already = "under ppo_clip the ratio holds that of π_θ already"
-            yield "weight", f"{already}: say loss = reinforce, or no weight"
-
     def lacking(self, columns: Collection[str]) -> list[str]:
         """Return the columns that the preset reads and `columns` lack, e.g. `current_log_probs`."""
         read = [f"{self.policy}_log_probs"]
@@ -242,15 +211,35 @@ class Preset:
         return [column for column in read if column not in columns]
 
 
-def _broken(
-    part: object, above: Sequence[str] = (), least: Sequence[str] = (), bounded: bool = True
-) -> Iterator[Problem]:
-    """Yield rules that a part breaks: some are `above` 0, or at `least` that; bounds are there, in order."""
-    for keys, rule in ((above, "it must be above 0"), (least, "it must not be negative")):
-        some = ((key, getattr(part, key)) for key in keys)
-        yield from ((key, rule) for key, x in some if x is not None and (x < 0 or (x == 0 and keys is above)))
-    lower, upper = (getattr(part, key, None) for key in BOUNDS)
-    if bounded and lower is None and upper is None:
-        yield "", "it needs upper, lower or both"
-    if lower is not None and upper is not None and lower > upper:
-        yield "lower", f"it must not exceed upper = {upper}"
+def problems(part: Weight | Reject | Veto | Clip | Preset) -> Iterator[tuple[str, str]]:
+    """Yield what has the right type but makes no sense: a key, or "" for all keys, and the rule broken."""
+    positive = not_negative = tuple[str, ...]()
+    match part:
+        case Weight():
+            positive, not_negative = ("upper", "safety"), ("lower",)
+        case Reject():
+            factor = part.statistic in ("ratio", "mult_prob_error")
+            positive = ("safety", *BOUNDS) if factor else ("safety",)
+            not_negative = BOUNDS if part.statistic in UNSIGNED else ()
+            if part.over == "batch" and part.statistic not in UNSIGNED:
+                yield "statistic", f"over a batch it must be one of {', '.join(sorted(UNSIGNED))}"
+            if part.over == "batch" and (part.lower is not None or part.advantage != "any"):
+                yield "", "over a batch it takes upper alone, and any advantage"
+        case Veto():
+            positive = BOUNDS
+        case Clip():
+            positive, not_negative = ("safety",), ("low", "high")
+            if part.dual is not None and part.dual <= 1:
+                yield "dual", "it must be above 1"
+        case Preset() if part.loss == "ppo_clip" and part.policy == "current" and part.weight is not None:
+            already = "under ppo_clip the ratio holds that of π_θ already"
+            yield "weight", f"{already}: say loss = reinforce, or no weight"
+    values = {key: getattr(part, key) for key in (*positive, *not_negative)}
+    for key, value in values.items():
+        if value is not None and (value < 0 or (value == 0 and key in positive)):
+            yield key, "it must be above 0" if key in positive else "it must not be negative"
+    if isinstance(part, Weight | Reject | Veto):
+        if part.lower is None and part.upper is None and getattr(part, "action", "") != "none":
+            yield "", "it needs upper, lower or both"
+        if part.lower is not None and part.upper is not None and part.lower > part.upper:
+            yield "lower", f"it must not exceed upper = {part.upper}"

@@ -14,7 +14,7 @@ from offpol_diag.errors import PresetError, UsageError, did_you_mean
 from offpol_diag.files import MOST_TOML, toml
 from offpol_diag.files import read as read_whole
 from offpol_diag.presets import Policy, Preset
-from offpol_diag.presets.grammar import MARK, changed, read, settings, wrong
+from offpol_diag.presets.grammar import MARK, changed, parse_settings, read, wrong
 
 ALL = "all"
 FORM = "a preset begins with its name alone in brackets: [name]"
@@ -64,8 +64,10 @@ class Catalogue(Mapping[str, Preset]):
 
     def __getitem__(self, name: str) -> Preset:
         word, mark, text = name.partition(MARK)
-        target, bounded, bounds = self._targets[plain(word)].partition(MARK)
-        changes = (settings(bounds) if bounded else {}) | (settings(text) if mark else {})
+        target, target_mark, target_text = self._targets[plain(word)].partition(MARK)
+        changes = (parse_settings(target_text) if target_mark else {}) | (
+            parse_settings(text) if mark else {}
+        )
         found = changed(self.rows[target], changes) if changes else self.rows[target]
         also = (alias for alias, meant in self.aliases.items() if meant == found.name)
         return replace(found, aliases=(*found.aliases, *also))
@@ -77,11 +79,11 @@ class Catalogue(Mapping[str, Preset]):
         return len(self.rows)
 
     def resolve(self, asked: str | Preset | Iterable[str | Preset]) -> tuple[Preset, ...]:
-        """Resolve names to presets, in that order.
+        """Resolve names to presets, in that order, each once.
 
         Args:
-            asked: names in one text, separated by commas, of which each is taken once and `all` is every one;
-                a preset; or several texts and presets.
+            asked: names in one text, separated by commas, where `all` is every preset; a preset; or several
+                texts and presets.
 
         Raises:
             UsageError: a name is unknown, or a text names none.
@@ -92,17 +94,16 @@ class Catalogue(Mapping[str, Preset]):
             if isinstance(one, Preset):
                 found.append(one)
             elif words := [word.strip() for word in one.split(",") if word.strip()]:
-                found += [preset for word in words for preset in self._meant(word)]
+                for word in words:
+                    found += self.values() if plain(word) == ALL else [self._find(word)]
             else:
                 raise UsageError("no preset is named", "name some, separated by commas, or say all")
         return tuple(dict.fromkeys(found))
 
-    def _meant(self, name: str) -> Iterable[Preset]:
-        if plain(name) == ALL:
-            return self.values()
-        if name in self:
-            return (self[name],)
+    def _find(self, name: str) -> Preset:
         word = plain(name.partition(MARK)[0])
+        if word in self._targets:
+            return self[name]
         if word == "mis":
             raise UsageError(f'"{name}" is another method in each trainer', MEANINGS)
         hint = did_you_mean(word, sorted(self._targets), quote='"')
@@ -137,18 +138,17 @@ def load(path: Path | None = None) -> Catalogue:
     shipped = _shipped()
     if path is None:
         return shipped
-    mine = {plain(row.name): row for row in _presets(str(path), _tables(path))}
-    taken = {plain(word) for row in mine.values() for word in (row.name, *row.aliases)}
-    hidden = shipped.rows.keys() - mine.keys()
-    if clash := [alias for row in mine.values() for alias in row.aliases if plain(alias) in hidden]:
+    own = {plain(row.name): row for row in _presets(str(path), _tables(path))}
+    taken = {plain(word) for row in own.values() for word in (row.name, *row.aliases)}
+    if clash := sorted(taken & (shipped.rows.keys() - own.keys())):
         raise PresetError(f'{path}: "{clash[0]}" is the name of a built-in preset', "choose another alias")
     aliases = {
         alias: target
         for alias, target in shipped.aliases.items()
-        if alias not in taken and target.partition(MARK)[0] not in mine
+        if alias not in taken and target.partition(MARK)[0] not in own
     }
-    rows = {row.name: row for row in {**shipped.rows, **mine}.values()}
-    default = dict.fromkeys((*shipped.default, *(row.name for row in mine.values())))
+    rows = {row.name: row for row in {**shipped.rows, **own}.values()}
+    default = dict.fromkeys((*shipped.default, *(row.name for row in own.values())))
     replaced = tuple(word for word in (*shipped, *shipped.aliases) if word in taken)
     return Catalogue(rows, aliases, tuple(default), replaced)
 
@@ -176,7 +176,7 @@ def _presets(file: str, tables: Mapping[str, Any]) -> list[Preset]:
     if not tables:
         raise PresetError(f"{file}: holds no preset", FORM)
     found: list[Preset] = []
-    owner: dict[str, str] = {}
+    owner: dict[str, str] = {}  # plain name or alias → the preset that has it
     for name, table in tables.items():
         place = f"{file}: [{name if NAME.fullmatch(name) else json.dumps(name)}]"
         if not isinstance(table, dict):

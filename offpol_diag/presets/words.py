@@ -41,14 +41,8 @@ STATISTICS = {
     "binary_kl": "KL₂(π_rollout‖π_train)",
     "binary_kl_max": "max KL₂ of both directions",
 }
-OVER = {
-    "sum": "Σ ",
-    "mean": "mean ",
-    "max": "max ",
-    "min": "min ",
-    "segment": "turn mean of ",
-    "batch": "batch mean of ",
-}
+OVER = {"token": "", "sum": "Σ ", "segment": "turn mean of ", "batch": "batch mean of "}
+"""Aggregation → the words before a statistic, where they are not its own name (mean, max, min)."""
 UNITS = {"token": "tokens", "segment": "turns", "batch": "the tokens with the smallest values,"}
 SIGNS = {
     "any": "",
@@ -101,7 +95,7 @@ def judged(rule: Reject) -> str:
     """Write the statistic that a rule bounds: `∏r`, `mean (r−1−Δ)`."""
     if rule.statistic == "ratio":
         return RATIOS[rule.over]
-    return OVER.get(rule.over, "") + STATISTICS[rule.statistic]
+    return OVER.get(rule.over, f"{rule.over} ") + STATISTICS[rule.statistic]
 
 
 def veto(rule: Veto | None) -> str:
@@ -135,8 +129,3 @@ def clipped(preset: Preset) -> str:
     high = "∞" if clip.high is None else f"{1 + clip.high:g}"
     dual = clip.dual is not None and preset.loss != "cispo"
     return f"to [{low}, {high}]{f'; where A < 0 the loss is at most −{clip.dual:g} A' if dual else ''}"
-
-
-def denominator(preset: Preset) -> str:
-    """Write whether rejected tokens stay in the loss's denominator; empty where none are removed."""
-    return DENOMINATORS[preset.denominator] if preset.reject or preset.veto else ""

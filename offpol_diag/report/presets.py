@@ -36,7 +36,7 @@ def explained(preset: Preset, aliases: Mapping[str, str], trainers: Sequence[str
         "keeps": words.rejection(preset.reject),
         "drops a sequence with": words.veto(preset.veto),
         "loss": f"{words.loss(preset)} {words.clipped(preset)}",
-        "denominator": words.denominator(preset),
+        "denominator": words.DENOMINATORS[preset.denominator] if preset.reject or preset.veto else "",
         "thresholds": ways(preset),
         "also called": ", ".join(preset.aliases),
         "at other bounds": ", ".join(others),

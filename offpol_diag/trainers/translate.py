@@ -1,31 +1,34 @@
-"""A preset in a trainer's own keys: rows of the trainer's table take its parts, and none may be left.
+"""Print a preset in a trainer's own keys.
 
-A trainer is a table, `TRAINER.toml` beside this file. Its forms are the spellings that its keys have had,
-the newest first. The rows of a form are tried in turn, each as often as it matches:
+A trainer is a table, `TRAINER.toml` beside this file. Each of its forms is a spelling that its keys have had,
+the newest first. A preset has parts: a weight, rejection rules, a veto. The rows of a form are tried in turn,
+each as often as it matches; a row that matches takes the parts it names and sets keys:
 
-    policy, loss        the preset's, or lists of those allowed. A row with `loss` says the loss: one must,
+    policy, loss        the preset's, or lists of those allowed. A row with `loss` settles the loss: one must,
                         and once one has, no other is tried.
-    weight, rule, veto  the part's own fields with the values allowed: the row takes such a part, if no row
-                        before has. `true` or `false`: the preset has one, or none.
+    weight, rule, veto  fields with the values allowed: the row takes a part of that kind which has them and
+                        which no row before has taken. `true` or `false`: the preset has such a part, or none.
     limits              expressions that must hold
-    set                 what is set; an undefined value sets nothing. `PLACE.key` is below `prefix.PLACE` of
-                        the form, and a key alone below its prefix "".
-    clip = true         sets the clip of the loss by the form's `clip`, if it is not the default
+    set                 keys and their values; an undefined value sets nothing. `PLACE.key` is written below
+                        `prefix.PLACE` of the form, and a key alone below its prefix "".
+    clip = true         sets the clip of the loss by the form's `clip`, if it is not the trainer's default
     since, note         the version that knows these keys, if later than the form's; a remark
-    cannot              why a preset with what the row takes is refused
-    join, mirror        values of a row that matches again follow a comma; all keys so far are set below here
+    cannot              why a preset with the parts that the row takes is refused
+    join                values of a row that matches again are appended after a comma
+    mirror              all keys so far are set below this prefix, too
 
-A text that begins with `= ` is an expression in Jinja's syntax of the `preset`, the parts taken, the
-`settings` so far, the form's `maps` and FUNCTIONS. A row must look at each field of a part it takes that does
-something, else it does not match: so nothing is dropped in silence. What no key says is in `guards`:
+A text that begins with `= ` is an expression in Jinja's syntax of the `preset`, the parts that the row takes,
+the `settings` so far, the form's `maps` and FUNCTIONS. Nothing is dropped in silence: a part that no row
+takes refuses the preset, and a row takes a part only if it names each of its fields that has an effect.
+What the trainer does and has no key for is in `guards`; where the preset differs, a remark says so:
 
     clamp               bound on |log-ratio| before exp, in nats; without it there is none
     clamp_at, rule_at   whether that bound acts on each `token` or on the `aggregate` (the default), of a
                         weight and of a rejection
-    unclamped           statistics of rejections without it
+    unclamped           statistics of rejections that are not clamped
     denominator         which tokens the loss's denominator counts: `kept` or `all` (the default); "" where
                         that differs
-    overflow            a sentence on ratios that float32 does not hold
+    overflow            a sentence on ratios that float32 cannot hold
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import AGGREGATES, Clip, Preset, Reject, Veto, Weight, catalogue
@@ -46,10 +49,10 @@ from offpol_diag.trainers.writers import Settings, Snippet, inverse, number, sni
 
 Part = Weight | Reject | Veto
 Table = Mapping[str, Any]
-Match = tuple[Settings, list[Part], str]
 KINDS = {"weight": Weight, "rule": Reject, "veto": Veto}
-UNSET = frozenset({"safety", "safety_at", "overflow"})
-"""Fields that no trainer has a key for: where they differ, a remark says so."""
+"""Key of a row → the kind of part that it takes."""
+NO_KEY = frozenset({"safety", "safety_at", "overflow"})
+"""Fields that no trainer has a key for; `guards` says what it does instead."""
 IDLE = (1e-9, 1e9)
 """Bounds that a ratio whose logarithm is clamped to ±20 never reaches: e^20 = 4.9e8."""
 DUAL = Clip().dual
@@ -76,9 +79,9 @@ class Config:
     def text(self) -> str:
         """Return the full text to paste; remarks and headings are `#` comments, valid in every language."""
         lines = [f"# {self.preset} for {self.trainer}", *(f"# {remark}" for remark in self.remarks)]
-        for one in self.snippets:
-            words = (one.file, one.versions, one.title, f"keys read at {one.read}")
-            lines.append(f"\n# {', '.join(filter(None, words))}\n{one.text or '# nothing to set'}")
+        for snippet in self.snippets:
+            heading = (snippet.file, snippet.versions, snippet.title, f"keys read at {snippet.read}")
+            lines.append(f"\n# {', '.join(filter(None, heading))}\n{snippet.text or '# nothing to set'}")
         return "\n".join(lines) + "\n"
 
 
@@ -94,34 +97,34 @@ def config_for(preset: Preset, trainer: str) -> Config:
     try:
         return configured(preset, name)
     except ConfigError as error:
-        near, able = nearest(preset, name), ", ".join(trainers_for(preset))
+        nearest, able = nearest_preset(preset, name), ", ".join(trainers_for(preset))
         hint = f"its config can be printed for {able}" if able else "no trainer's config can say it"
-        hint = f"nearest: {near}; {hint}" if near else hint
+        hint = f"nearest: {nearest}; {hint}" if nearest else hint
         raise ConfigError(f"{name} cannot say {preset.name}: {error.message}", hint) from error
 
 
 def trainers_for(preset: Preset, trainers: Iterable[str] = TRAINERS) -> tuple[str, ...]:
     """List the trainers that can express the preset."""
-    result = []
+    able = []
     for name in trainers:
         with contextlib.suppress(ConfigError):
             configured(preset, name)
-            result.append(name)
-    return tuple(result)
+            able.append(name)
+    return tuple(able)
 
 
-def nearest(preset: Preset, trainer: str) -> str:
+def nearest_preset(preset: Preset, trainer: str) -> str:
     """Return the preset with most of this one's parts, and no others, that the trainer can say; else ""."""
 
-    def kinds(one: Preset) -> set[object]:
-        weights = {(one.weight.over, one.weight.action, one.weight.normalize)} if one.weight else set()
-        return weights | {(r.statistic, r.over, r.advantage) for r in one.reject} | {bool(one.veto)} - {False}
+    def kinds(one: Preset) -> set[tuple[object, ...]]:
+        weight = {(one.weight.over, one.weight.action, one.weight.normalize)} if one.weight else set()
+        rules = {(rule.statistic, rule.over, rule.advantage) for rule in one.reject}
+        return weight | rules | ({("veto",)} if one.veto else set())
 
-    own, some = kinds(preset), (one for one in catalogue.load().values() if one.policy == preset.policy)
-    fewer = sorted(
-        (one for one in some if kinds(one) and kinds(one) <= own), key=lambda one: -len(kinds(one))
-    )
-    return next((one.name for one in fewer if trainers_for(one, (trainer,))), "")
+    candidates = [one for one in catalogue.load().values() if one.policy == preset.policy]
+    candidates = [one for one in candidates if kinds(one) and kinds(one) <= kinds(preset)]
+    candidates.sort(key=lambda one: len(kinds(one)), reverse=True)
+    return next((one.name for one in candidates if trainers_for(one, (trainer,))), "")
 
 
 def configured(preset: Preset, trainer: str) -> Config:
@@ -133,36 +136,41 @@ def configured(preset: Preset, trainer: str) -> Config:
     Raises:
         ConfigError: no form can express it; the message is the part that the newest cannot express.
     """
-    own, found, refused, notes = table(trainer), list[Snippet](), list[ConfigError](), list[str]()
-    oldest, newest = "", dict[str, Any]()
-    for form in (own | one for one in own["form"]):
-        asked = preset.generation in form.get("generations", ()) or (not found and form.get("otherwise"))
-        if {"generations", "otherwise"} & form.keys() and not asked:
-            continue
+    trainer_table = table(trainer)
+    blocks, refusals, remarks = list[Snippet](), list[ConfigError](), list[str]()
+    newest, oldest = dict[str, Any](), ""  # the first form that is shown; the first version of the last one
+    for form in (trainer_table | one for one in trainer_table["form"]):
+        if {"generations", "otherwise"} & form.keys():
+            needed = form.get("otherwise") and not blocks
+            if not needed and preset.generation not in form.get("generations", ()):
+                continue
         try:
-            settings, since, said = block(preset, form)
+            settings, since, notes = block(preset, form)
         except ConfigError as error:
-            refused.append(error)
+            refusals.append(error)
             continue
-        if found and not (settings and as_numbers(since) < as_numbers(oldest)):
+        if blocks and not (settings and as_numbers(since) < as_numbers(oldest)):
             continue
         newest, oldest, until = newest or form, since, form.get("until", "")
         span = f" from {since}" + f", before {until}" * bool(until) if since and settings else ""
         read = ", ".join(form["read"].split(maxsplit=1))
-        found += snippets(settings, own, versions=own["name"] + span, read=read)
-        notes += said
-    if not found:
-        raise refused[0]
+        blocks += snippets(settings, form, versions=form["name"] + span, read=read)
+        remarks += notes
+    if not blocks:
+        raise refusals[0]
     if "until" in newest:
-        notes.append(f"{own['name']} from {newest['until']} cannot say this: {refused[0].message}")
+        remarks.append(f"{newest['name']} from {newest['until']} cannot say this: {refusals[0].message}")
     guards = {key: evaluated(value, {"preset": preset}) for key, value in newest.get("guards", {}).items()}
-    notes += differences(preset, guards)
-    return Config(preset.name, trainer, tuple(found), tuple(dict.fromkeys(filter(None, notes))))
+    remarks += differences(preset, guards)
+    return Config(preset.name, trainer, tuple(blocks), tuple(dict.fromkeys(filter(None, remarks))))
 
 
-def as_numbers(since: str) -> tuple[int, ...]:
+def as_numbers(version: str) -> tuple[int, ...]:
     """Return a version, or a date, as numbers: 0.9.1 is before 0.10.2, and that before 2026-09."""
-    return tuple(map(int, re.findall(r"\d+", since)))
+    return tuple(map(int, re.findall(r"\d+", version)))
+
+
+# ---------------------------------------------------------------- the rows of one form
 
 
 def block(preset: Preset, form: Table) -> tuple[Settings, str, list[str]]:
@@ -171,43 +179,44 @@ def block(preset: Preset, form: Table) -> tuple[Settings, str, list[str]]:
     Raises:
         ConfigError: no row takes a part, or the loss; the message names it.
     """
-    every = parts(preset, form.get("bands", "keep"))
-    left, settings, of_parts, with_loss = every, Settings(), set[str](), False
+    parts = spelled(preset, form.get("bands", "keep"))
+    left, settings, by_parts, has_loss = parts, Settings(), set[str](), False
     since, notes = form.get("since", ""), list[str]()
-    known = {**FUNCTIONS, **form.get("maps", {}), "preset": preset, "settings": settings}
+    names = {**FUNCTIONS, **form.get("maps", {}), "preset": preset, "settings": settings}
     for row in form["row"]:
-        while not (with_loss and "loss" in row) and (found := match(row, every, left, known)) is not None:
-            made, taken, from_version = found
-            again = of_parts & made.keys() if taken else set()
-            first = next(iter(made), "")
-            if again and (not row.get("join") or made[first] in settings[first].split(",")):
-                raise ConfigError(f"{worded(taken[-1])} beside another of its kind")
-            for key, value in made.items():
-                settings[key] = f"{settings[key]},{value}" if key in again else value
-            settings |= clip(preset, form["clip"]) if row.get("clip") else {}
+        while not (has_loss and "loss" in row) and (found := match(row, parts, left, names)) is not None:
+            repeated = by_parts & found.settings.keys() if found.taken else set()
+            first = next(iter(found.settings), "")
+            if repeated and not ("join" in row and found.settings[first] not in settings[first].split(",")):
+                raise ConfigError(f"{worded(found.taken[-1])} beside another of its kind")
+            for key, value in found.settings.items():
+                settings[key] = f"{settings[key]},{value}" if key in repeated else value
+            if row.get("clip"):
+                settings |= clip_settings(preset, form["clip"])
             if "mirror" in row:
                 settings |= {row["mirror"] + key: value for key, value in settings.items() if "." not in key}
-            since = max(since, from_version, key=as_numbers)
+            since = max(since, found.since, key=as_numbers)
             notes.append(row.get("note", ""))
-            with_loss = with_loss or "loss" in row
-            if not taken:
-                break
-            left = [one for one in left if all(one is not part for part in taken)]
-            of_parts |= made.keys()
-    if left or not with_loss:
+            has_loss = has_loss or "loss" in row
+            if not found.taken:
+                break  # nothing is used up, so it would match forever
+            left = [part for part in left if all(part is not one for one in found.taken)]
+            by_parts |= found.settings.keys()
+    if left or not has_loss:
         raise ConfigError(worded(left[0]) if left else f"its loss, {in_words.loss(preset)}")
-    known["idle"] = any(isinstance(value, float) and value in IDLE for value in settings.values())
-    notes += [one["text"] for one in form.get("notes", ()) if evaluated(one.get("when", True), known)]
+    names["idle"] = any(isinstance(value, float) and value in IDLE for value in settings.values())
+    notes += [one["text"] for one in form.get("notes", ()) if evaluated(one.get("when", True), names)]
     notes.append(dual_clip(preset, form["clip"]) if "clip" in form else "")
-    whole, prefixes = Settings(), form["prefix"]
-    for key, value in settings.items():
-        place, dot, rest = key.partition(".")
-        below = prefixes[place] + rest if dot and place in prefixes else prefixes.get("", "") + key
-        whole[below] = value
-    return whole, since, notes
+    return {full_key(key, form["prefix"]): value for key, value in settings.items()}, since, notes
 
 
-def parts(preset: Preset, bands: str) -> list[Part]:
+def full_key(key: str, prefixes: Mapping[str, str]) -> str:
+    """Return a key of a row with its prefix: `ACTOR.clip` below that of ACTOR, any other below that of ""."""
+    place, dot, rest = key.partition(".")
+    return prefixes[place] + rest if dot and place in prefixes else prefixes.get("", "") + key
+
+
+def spelled(preset: Preset, bands: str) -> list[Part]:
     """Return the parts of a preset in the one spelling that a form has for a ratio inside a band.
 
     `split`: a weight that masks is the raw ratio beside a rule with its bounds. `mask`: a weight that is the
@@ -217,18 +226,18 @@ def parts(preset: Preset, bands: str) -> list[Part]:
     if weight is not None and weight.action == "none":
         weight = replace(weight, lower=None, upper=None)
     if weight is not None and not weight.normalize:
-        rule = next((one for one in rules if within(one, weight)), None)
+        band = next((rule for rule in rules if leaves_raw(rule, weight)), None)
         if bands == "split" and weight.action == "mask":
             rules.insert(0, Reject("ratio", weight.over, weight.lower, weight.upper))
             weight = replace(weight, action="none", lower=None, upper=None)
-        elif bands == "mask" and rule is not None:
-            rules.remove(rule)
-            weight = replace(weight, action="mask", lower=rule.lower, upper=rule.upper)
+        elif bands == "mask" and band is not None:
+            rules.remove(band)
+            weight = replace(weight, action="mask", lower=band.lower, upper=band.upper)
     return [part for part in (weight, *rules, preset.veto) if part is not None]
 
 
-def within(rule: Reject, weight: Weight) -> bool:
-    """Return whether a rule on the weight's own ratio keeps only what the weight does not change."""
+def leaves_raw(rule: Reject, weight: Weight) -> bool:
+    """Return whether a weight is the raw ratio wherever a rule on that ratio keeps what it judges."""
     if (rule.statistic, rule.over, rule.advantage) != ("ratio", weight.over, "any"):
         return False
     high = weight.upper is None or (rule.upper is not None and rule.upper <= weight.upper)
@@ -236,59 +245,59 @@ def within(rule: Reject, weight: Weight) -> bool:
     return weight.action == "none" or (weight.action == "truncate" and high and low)
 
 
-def match(row: Table, every: Sequence[Part], left: Sequence[Part], known: Table) -> Match | None:
-    """Return what a row sets, the parts of those `left` that it takes, and the first version of its keys.
+class Match(NamedTuple):
+    """What a row sets, the parts that it takes, and the first version of its keys."""
 
-    None where the row does not match.
+    settings: Settings
+    taken: list[Part]
+    since: str
+
+
+def match(row: Table, parts: Sequence[Part], left: Sequence[Part], names: Table) -> Match | None:
+    """Match a row with a preset's parts, of which some are `left` to take; None where it does not match.
 
     Raises:
         ConfigError: it matches what the trainer cannot say.
     """
     from jinja2 import Undefined  # here: a saved result is judged without it
 
-    def fits(wanted: Table, one: object) -> bool:
-        return all(getattr(one, key) in (x if isinstance(x, list) else [x]) for key, x in wanted.items())
-
-    if not fits({key: row[key] for key in ("policy", "loss") if key in row}, known["preset"]):
+    if not has(names["preset"], {key: row[key] for key in ("policy", "loss") if key in row}):
         return None
-    taken: dict[str, Read] = {}
-    for kind, of in KINDS.items():
-        wanted, some = row.get(kind), [part for part in every if isinstance(part, of)]
-        if isinstance(wanted, bool) and wanted != bool(some):
+    taken: dict[str, Part] = {}
+    for kind, part_type in KINDS.items():
+        wanted, alike = row.get(kind), [part for part in parts if isinstance(part, part_type)]
+        if isinstance(wanted, bool) and wanted != bool(alike):
             return None
         if isinstance(wanted, Mapping):
-            part = next((one for one in left if isinstance(one, of) and fits(wanted, one)), None)
-            if part is None:
+            free = [part for part in left if isinstance(part, part_type) and has(part, wanted)]
+            if not free:
                 return None
-            taken[kind] = Read(part, set(wanted))
-    names = {**known, **taken}
+            taken[kind] = free[0]
+    names = {**names, **taken}
     if not all(evaluated(limit, names) for limit in row.get("limits", ())):
         return None
     if "cannot" in row:
         raise ConfigError(row["cannot"])
-    made = {key: evaluated(value, names) for key, value in row.get("set", {}).items()}
-    if any(one.ignored() for one in taken.values()):
+    if any(overlooked(part, row, kind) for kind, part in taken.items()):
         return None
-    made = {key: value for key, value in made.items() if not isinstance(value, Undefined)}
-    since = evaluated(row.get("since", ""), names) or ""
-    return made, [one.part for one in taken.values()], str(since)
+    values = {key: evaluated(value, names) for key, value in row.get("set", {}).items()}
+    settings = {key: value for key, value in values.items() if not isinstance(value, Undefined)}
+    return Match(settings, list(taken.values()), str(evaluated(row.get("since", ""), names) or ""))
 
 
-class Read:
-    """A part as expressions see it, which remembers the fields that they read."""
+def has(part: Preset | Part, wanted: Table) -> bool:
+    """Return whether each field has its value, or one of its values."""
+    allowed = {key: value if isinstance(value, list) else [value] for key, value in wanted.items()}
+    return all(getattr(part, key) in values for key, values in allowed.items())
 
-    def __init__(self, part: Part, read: set[str]) -> None:
-        self.part, self._read = part, read
 
-    def __getattr__(self, name: str) -> Any:
-        self._read.add(name)
-        return getattr(self.part, name)
-
-    def ignored(self) -> set[str]:
-        """Return the fields that do something and that the row has not looked at."""
-        values = {one.name: getattr(self.part, one.name) for one in fields(self.part)}
-        doing = {name for name, value in values.items() if value not in (None, False, "any")}
-        return doing - self._read - UNSET
+def overlooked(part: Part, row: Table, kind: str) -> bool:
+    """Return whether a field that has an effect is neither matched by the row nor used by an expression."""
+    expressions = " ".join(map(str, (*row.get("limits", ()), *row.get("set", {}).values())))
+    seen = {*row[kind], *re.findall(rf"\b{kind}\.(\w+)", expressions), *NO_KEY}
+    return any(
+        getattr(part, one.name) not in (None, False, "any") for one in fields(part) if one.name not in seen
+    )
 
 
 def worded(part: Part) -> str:
@@ -300,33 +309,37 @@ def worded(part: Part) -> str:
     return f"the veto on {in_words.veto(part)}"
 
 
-def clip(preset: Preset, keys: Table) -> Settings:
+# ---------------------------------------------------------------- the clip, and what no key sets
+
+
+def clip_settings(preset: Preset, keys: Table) -> Settings:
     """Return the clip of the loss where it is not the trainer's default; no lower bound is 1, as r > 0.
 
     Raises:
         ConfigError: the ratio has no upper clip, which no trainer can express.
     """
-    own, result = preset.clip, Settings()
+    clip, settings = preset.clip, Settings()
     if preset.loss in ("reinforce", "surrogate"):
-        return result
-    if own.high is None:
+        return settings
+    if clip.high is None:
         raise ConfigError("a ratio that the loss does not clip from above")
-    bounds = (1.0 if own.low is None else own.low, own.high)
+    bounds = (1.0 if clip.low is None else clip.low, clip.high)
     if list(bounds) != keys["default"]:
-        pair = zip((keys["low"], keys["high"]), bounds, strict=True) if "low" in keys else ()
-        result = dict(pair) or {keys["pair"]: bounds}
-    if "dual" in keys and preset.loss != "cispo" and own.dual not in (None, DUAL):
-        result[keys["dual"]] = own.dual
-    return result
+        settings = {keys["pair"]: bounds} if "pair" in keys else {}
+        if "low" in keys:
+            settings |= {keys["low"]: bounds[0], keys["high"]: bounds[1]}
+    if "dual" in keys and preset.loss != "cispo" and clip.dual not in (None, DUAL):
+        settings[keys["dual"]] = clip.dual
+    return settings
 
 
 def dual_clip(preset: Preset, keys: Table) -> str:
     """Return a remark on the dual clip if the trainer's differs from the preset's, else ""."""
-    bound, own = preset.clip.dual, keys.get("dual_default")
-    if preset.loss != "ppo_clip" or (bound is None) == (own is None):
+    bound, default = preset.clip.dual, keys.get("dual_default")
+    if preset.loss != "ppo_clip" or (bound is None) == (default is None):
         return ""
     if bound is None:
-        return f"dual clip: at most -{own:g} A here where A < 0, which the preset has not"
+        return f"dual clip: at most -{default:g} A here where A < 0, which the preset has not"
     if "dual" in keys and bound != DUAL:  # then it is set
         return ""
     needed = keys.get("dual_set", f"{keys.get('dual')} is {{:g}}").format(bound)
@@ -354,6 +367,8 @@ def differences(preset: Preset, guards: Table) -> Iterator[str]:
     if (preset.reject or preset.veto) and denominator not in ("", preset.denominator):
         yield DENOMINATORS[denominator]
 
+
+# ---------------------------------------------------------------- expressions
 
 FUNCTIONS: Mapping[str, Any] = {
     "num": number,
