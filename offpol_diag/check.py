@@ -1,7 +1,7 @@
 """What a trainer logs of a dump, step by step, and the curves that it did log beside it.
 
-`numbers` computes what the functions of `trainers/logged.py` say of each step, `curves` reads the files of an
-experiment tracker, and `compared` lays one beside the other.
+`numbers` computes what the functions of `trainers/logged.py` return for each step, `curves` reads the files
+of an experiment tracker, and `compared` lays one beside the other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -31,14 +30,24 @@ from offpol_diag.trainers.logged import GENERATIONS, LOGS, TRAINERS, log_of, ste
 from offpol_diag.trainers.translate import as_numbers
 
 FORMAT = "offpol-diag check 2"
-NEAR, SMALL = 1e-5, 2e-3
-"""Relative differences up to NEAR are what float32 rounds; of values below SMALL, up to NEAR of SMALL."""
+ROUNDING, SMALL = 1e-5, 2e-3
+"""Relative difference up to which two values are equal in float32; smaller ones count as SMALL in it."""
 STEPS = (
     *("training/global_step", "train/global_step", "trainer/global_step", "global_step"),
     *("train/step", "rollout/step", "step", "_step"),
 )
 """Names of the training step, in any case; the first that a file has counts. W&B's `_step` counts calls."""
 HINT = "export the curves as CSV, JSONL or Parquet with a column `step`, as W&B does"
+READERS: Mapping[str, Callable[[bytes], pl.DataFrame]] = {
+    ".csv": lambda data: pl.read_csv(data, infer_schema=False),
+    ".parquet": pl.read_parquet,
+    ".jsonl": lambda data: pl.DataFrame(  # polars' own reader has no NaN
+        [json.loads(line) for line in data.splitlines() if line.strip()],
+        infer_schema_length=None,
+        strict=False,
+    ),
+}
+"""Suffix of a file of curves → its reader."""
 
 Curves = dict[str, dict[Any, float]]
 """Name → step → value; the step is None where a dump has none."""
@@ -92,16 +101,16 @@ def who_logs(trainer: str | None, provenance: Mapping[str, Any]) -> tuple[str, s
         UsageError: neither says it, or what this trainer logs is not known.
     """
     given, _, generation = (trainer or named_in(provenance)).partition("@")
-    who = trainer_named(given) if given else ""
-    if who not in TRAINERS:
-        problem = f"what {who} logs is not known" if who else "who logged is not said"
-        raise UsageError(problem, f"name one of {', '.join(TRAINERS)}")
-    if generation and (who != "verl" or generation not in GENERATIONS):
+    name = trainer_named(given) if given else ""
+    if name not in TRAINERS:
+        problem = f"what {name} logs is not known" if name else "the dump does not name its trainer"
+        raise UsageError(problem, f"--for one of {', '.join(TRAINERS)}")
+    if generation and (name != "verl" or generation not in GENERATIONS):
         known = ", ".join(f"verl@{one}" for one in GENERATIONS)
-        raise UsageError(f"{who} has no generation {generation!r}", f"there are {known}")
+        raise UsageError(f"{name} has no generation {generation!r}", f"there are {known}")
     versions = provenance.get("versions")
     ran = as_numbers(str(versions.get("verl", "")))[:3] if isinstance(versions, dict) else ()
-    return who, generation or next(one for one, row in GENERATIONS.items() if (ran or (99,)) >= row.since)
+    return name, generation or next(one for one, row in GENERATIONS.items() if (ran or (99,)) >= row.since)
 
 
 def by_step(dump: Dump) -> Iterator[tuple[int | None, Batch]]:
@@ -133,21 +142,6 @@ def numbers(dump: Dump, presets: Sequence[Preset], trainer: str, generation: str
     return found
 
 
-def json_lines(data: bytes) -> pl.DataFrame:
-    """Read a JSON object per line; polars' own reader has no NaN."""
-    rows = [dict(json.loads(line)) for line in data.decode("utf-8-sig").splitlines() if line.strip()]
-    return pl.DataFrame(rows, infer_schema_length=None, strict=False)
-
-
-READERS: Mapping[str, Callable[[bytes], pl.DataFrame]] = {
-    ".csv": partial(pl.read_csv, infer_schema=False),
-    ".parquet": pl.read_parquet,
-    ".jsonl": json_lines,
-    ".ndjson": json_lines,
-}
-"""Suffix of a file of curves → its reader."""
-
-
 def curves(files: Sequence[Path]) -> Curves:
     """Read files of curves: a row per step. A later value at a step replaces others, NaN no number.
 
@@ -163,10 +157,8 @@ def curves(files: Sequence[Path]) -> Curves:
             some = (selectors.numeric() | selectors.string()) - selectors.ends_with("__MIN", "__MAX")
             table = table.select(some).rename(lambda name: name.rpartition(" - ")[2])
             table = table.cast(pl.Float64, strict=False)
-        except OSError as error:
-            raise UsageError(f"{file}: cannot be read ({error.strerror or error})", HINT) from error
         except (Exception, pl.exceptions.PanicException) as error:  # of damaged files
-            raise UsageError(f"{file}: holds no curves of one run", HINT) from error
+            raise UsageError(f"{file}: cannot be read as curves of one run", HINT) from error
         lower = {name.lower(): name for name in table.columns}
         step = next((lower[one] for one in STEPS if one in lower), "")
         at = table.filter(pl.col(step).is_finite() & (pl.col(step) % 1 == 0)) if step else table.clear()
@@ -181,8 +173,8 @@ def curves(files: Sequence[Path]) -> Curves:
 
 def curve_of(name: str, curves: Curves) -> str | None:
     """Return the curve of a name, or the only one that has it after a prefix: `train/sampling/x`."""
-    some = [name] if name in curves else [one for one in curves if one.endswith(f"/{name}")]
-    return some[0] if len(some) == 1 else None
+    found = [name] if name in curves else [curve for curve in curves if curve.endswith(f"/{name}")]
+    return found[0] if len(found) == 1 else None
 
 
 def finite(x: float | None) -> float | None:
@@ -198,17 +190,18 @@ def compared(expected: Curves, logged: Curves) -> list[Row]:
         values = logged.get(curve, {})
         if None in points and len(values) == 1:  # a dump without steps, and a curve of one
             values = {None: next(iter(values.values()))}
-        both = {step: (values[step], x) for step, x in points.items() if step in values and math.isfinite(x)}
-        if not both:
-            continue
-        apart = {
-            step: abs(x - y) / max(abs(x), abs(y), SMALL) if math.isfinite(x) else math.inf
-            for step, (x, y) in both.items()
+        off = {
+            step: abs(values[step] - x) / max(abs(values[step]), abs(x), SMALL)
+            if math.isfinite(values[step])
+            else math.inf
+            for step, x in points.items()
+            if step in values and math.isfinite(x)
         }
-        wrong, worst = [step for step, x in apart.items() if x > NEAR], max(apart, key=apart.__getitem__)
-        (x, y), most = both[worst], finite(apart[worst])
-        first = min(wrong, default=None)
-        rows.append(Row(name, curve, len(both), worst, finite(x), y, most, first, len(wrong)))
+        if off:
+            wrong = [step for step, share in off.items() if share > ROUNDING]
+            worst = max(off, key=off.__getitem__)
+            there = finite(values[worst]), points[worst], finite(off[worst])
+            rows.append(Row(name, curve, len(off), worst, *there, min(wrong, default=None), len(wrong)))
     return sorted(rows, key=lambda row: (row.differs > 0, row.off is None, row.off or 0.0), reverse=True)
 
 

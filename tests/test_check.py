@@ -215,7 +215,7 @@ REFUSED = [
     (["--for", "colossalai"], "what colossalai logs is not known"),
     (["--for", "trl@2026-01"], "trl has no generation '2026-01'"),
     (["--for", "verl", "--presets", "pure_is@x=1"], "x=1"),
-    ([], "who logged is not said"),
+    ([], "the dump does not name its trainer"),
     ([*RAN, "--logged", "other.jsonl"], "no curve has a name that verl@2026-03 logs under token_is"),
     ([*RAN, "--logged", "late.jsonl"], "at a step of the dump hint: the dump has steps 3 to 6, and it logs"),
 ]

@@ -48,7 +48,7 @@ def test_verls_own_numbers_and_masks_and_weights_are_reproduced(stem, generation
         assert step.row_sum(step.kept).tolist() == want["kept_tokens"], case
         if want["weight_sum"] is not None:
             factor = logged["rollout_corr/rollout_is_batch_norm_factor"] if preset.weight.normalize else 1.0
-            assert step.row_sum(step.w) / factor == pytest.approx(want["weight_sum"], rel=1e-6), case
+            assert step.row_sum(step.weights) / factor == pytest.approx(want["weight_sum"], rel=1e-6), case
         compared += len(want["metrics"])
     assert compared == {"2025-10": 394, "2025-11": 281, "2026-01": 873}[generation]
 

@@ -44,38 +44,47 @@ def steps_of(batch: Batch, presets: Sequence[Preset], columns: Collection[str]) 
     study = Study.of(columns, presets)
     whole = WholeSteps.of_batch(study, batch)
     batch = whole.filled(batch)
-    on = Tokens.of(batch, partial(whole.cut, batch))
-    return [Step(batch, preset, on) for preset in study.presets]
+    tokens = Tokens.of(batch, partial(whole.cut, batch))
+    return [Step(batch, preset, tokens) for preset in study.presets]
 
 
 @dataclass(eq=False)
 class Step:
-    """A step, its rows with all columns that the trainer has, under the preset that corrected it."""
+    """A step, its rows with all columns that the trainer has, under the preset that corrected it.
+
+    Attributes:
+        runs: the tokens of each row, S rows of T tokens; `lengths` [S] of these, and `filled`: has a token.
+        train, delta: log π_old, or log π_θ in bypass, and Δ, [T] nats; `held`: Δ within ±20.
+        kept, kept_rows: tokens that pass all rules and the veto, [T] bool; rows that pass those on rows, [S].
+        weights: of each token, [T]; `of_units`: before rejection and normalising, of each row where `by_row`.
+        above, below, bounded: tokens of each row whose weight is beyond a bound, [S].
+        token_u, u: log of the loss's own ratio, [T] nats; the same, or its mean over the row for GSPO.
+    """
 
     batch: Batch
     preset: Preset
-    on: Tokens
+    tokens: Tokens
 
     def __post_init__(self) -> None:
-        batch, on, weight, made = self.batch, self.on, self.preset.weight, plan(self.preset)
-        self.runs, self.rows, self.tokens, self.loss = on.sequences, batch.sequences, batch.tokens, made.loss
-        self.n, self.there = self.runs.n, self.runs.filled  # tokens of each row; rows with one, [S] bool
-        self.train = on.log_probs[self.preset.policy]  # log π_old, or log π_θ in bypass, [T]
-        self.d = on.log_ratio(self.preset.policy)  # Δ, [T] nats
-        self.kept = on.kept(made.tokens, made.sequences)  # tokens that pass all rules and the veto, [T] bool
-        passing = on.passing_sequences(made.sequences)  # rows that pass those on rows, [S] bool
-        self.kept_rows = np.ones(self.rows, bool) if passing is None else passing
-        self.by_row, self.w, self.bounded = False, np.ones(self.tokens), np.zeros(self.rows)
+        batch, tokens, policy, weight = self.batch, self.tokens, self.preset.policy, self.preset.weight
+        made, runs = plan(self.preset), tokens.sequences
+        self.loss, self.runs, self.lengths, self.filled = made.loss, runs, runs.n, runs.filled
+        self.n_rows, self.n_tokens = batch.sequences, batch.tokens
+        self.train, self.delta = tokens.log_probs[policy], tokens.log_ratio(policy)
+        self.held = self.delta.clip(-SAFETY, SAFETY)
+        self.kept = tokens.kept(made.tokens, made.sequences)
+        passing = tokens.passing_sequences(made.sequences)
+        self.kept_rows = np.ones(self.n_rows, bool) if passing is None else passing
+        self.by_row, self.weights, self.bounded = False, np.ones(self.n_tokens), np.zeros(self.n_rows)
         if weight is not None and made.weight is not None:
-            self.by_row = not weight.on_tokens
-            self.unit = on.weight(made.weight)  # before rejection and normalising, [S] with by_row, else [T]
-            self.w = self.runs.spread(self.unit) if self.by_row else self.unit  # of each token, [T]
-            of_each = self.n if self.by_row else 1
-            self.above, self.below = (x * of_each for x in on.truncated(made.weight))  # tokens beyond, [S]
+            self.by_row, self.of_units = not weight.on_tokens, tokens.weight(made.weight)
+            self.weights = runs.spread(self.of_units) if self.by_row else self.of_units
+            of_each = runs.n if self.by_row else 1
+            self.above, self.below = (x * of_each for x in tokens.truncated(made.weight))
             self.bounded = self.above + self.below
         if batch.current is not None:
-            self.token_u = on.log_ratio("current", made.loss.anchor)  # log of the loss's own ratio, [T] nats
-            self.u = self.runs.spread(self.runs.mean(self.token_u)) if made.loss.pooled else self.token_u
+            self.token_u = tokens.log_ratio("current", made.loss.anchor)
+            self.u = runs.spread(runs.mean(self.token_u)) if made.loss.pooled else self.token_u
 
     def under(self, *rules: Reject, veto: Veto | None = None) -> Step:
         """Return the step under other rules and another veto, by default none."""
@@ -97,22 +106,22 @@ class Step:
 
     def over_tokens(self, x: Array) -> float:
         """Return a sum over tokens [T], or over what tokens of rows add up to [S], as verl's masked mean."""
-        return float(x.sum() / (self.tokens + EPS))
+        return float(x.sum() / (self.n_tokens + EPS))
 
     def k3(self, within: float | None = None) -> Array:
         """r − 1 − Δ of tokens, Δ within ±`within`, [T] nats."""
-        return self.on.statistic("k3", self.preset.policy, within)
+        return self.tokens.statistic("k3", self.preset.policy, within)
 
     def veto_hits(self, veto: Veto | None) -> Array:
         """Count the tokens of each row beyond a veto's bounds, [S]."""
         bounds = veto and veto_bounds(self.preset.policy, veto)
-        return self.on.veto_hits(bounds) if bounds else np.zeros(self.rows)
+        return self.tokens.veto_hits(bounds) if bounds else np.zeros(self.n_rows)
 
     @property
     def clipped(self) -> Array:
         """Tokens at which the clip of the loss acts, [T] bool."""
-        flags = self.on.loss(self.loss).clipped
-        return np.zeros(self.tokens, bool) if flags is None else flags
+        flags = self.tokens.loss(self.loss).clipped
+        return np.zeros(self.n_tokens, bool) if flags is None else flags
 
 
 def named(prefix: str, numbers: Mapping[str, float]) -> Logged:
@@ -183,12 +192,12 @@ GENERATIONS = {
 def verl(s: Step, generation: str) -> Logged:
     """verl 4424616d (2025-10), 418f964a (2025-11), b178a3cd (2026-01), 1dda039b (2026-03)."""
     g, preset, oldest = GENERATIONS[generation], s.preset, generation == "2025-10"
-    gap = perplexities(*(s.row_sum(x) / (s.n + EPS) for x in (s.train, s.batch.rollout)))
-    gap |= {"kl": s.over_tokens(-s.d), "k3_kl": s.over_tokens(s.k3().clip(max=LARGEST_K3))}
-    gap |= ends("log_ppl_diff_*", -s.row_mean(s.d), "max min")
+    gap = perplexities(*(s.row_sum(x) / (s.lengths + EPS) for x in (s.train, s.batch.rollout)))
+    gap |= {"kl": s.over_tokens(-s.delta), "k3_kl": s.over_tokens(s.k3().clip(max=LARGEST_K3))}
+    gap |= ends("log_ppl_diff_*", -s.row_mean(s.delta), "max min")
     if not oldest:
-        gap["chi2_token"] = s.over_tokens(np.exp(s.d.clip(-SAFETY, SAFETY)) ** 2) - 1
-        gap["chi2_seq"] = mean(np.exp(2 * s.row_sum(s.d).clip(-SAFETY, SAFETY))) - 1
+        gap["chi2_token"] = s.over_tokens(np.exp(s.held) ** 2) - 1
+        gap["chi2_seq"] = mean(np.exp(2 * s.row_sum(s.delta).clip(-SAFETY, SAFETY))) - 1
     found = Logged()
     if preset.weight is not None:
         rules = [rule for rule in preset.reject if rule.statistic in ("ratio", "k1")]
@@ -197,7 +206,7 @@ def verl(s: Step, generation: str) -> Logged:
         if g.applied and preset.weight.action == "mask":
             found["rollout_is_oob_ratio"] = s.over_tokens(s.bounded)
         if preset.weight.normalize and not oldest:
-            factor = mean(s.w if preset.weight.over == "token" else s.row_mean(s.w)[s.there])
+            factor = mean(s.weights if preset.weight.over == "token" else s.row_mean(s.weights)[s.filled])
             found["rollout_is_batch_norm_factor"] = factor if factor > SMALLEST_NORM else 1.0
     if g.veto:
         hits = s.veto_hits(preset.veto)
@@ -222,8 +231,9 @@ def verl(s: Step, generation: str) -> Logged:
         found["training/rollout_actor_probs_pearson_corr"] = mean(p * q) / vary if vary > 0 else math.nan
         found["training/rollout_probs_diff_valid"] = 1.0
     if g.applied and s.batch.current is not None and s.batch.advantages is not None:
-        loss, kl, many = s.on.loss(s.loss), s.on.loss_kl(s.loss.anchor, s.loss.kl_within), s.kept.sum() + EPS
-        found["actor/ppo_kl"] = kl[s.kept].sum() / many  # over the tokens that rejection leaves
+        loss, kl = s.tokens.loss(s.loss), s.tokens.loss_kl(s.loss.anchor, s.loss.kl_within)
+        many = s.kept.sum() + EPS  # tokens that rejection leaves
+        found["actor/ppo_kl"] = kl[s.kept].sum() / many
         for name, acts in (("pg_clipfrac", loss.clipped), ("pg_clipfrac_lower", loss.dual_clipped)):
             if preset.loss != "reinforce":
                 found[f"actor/{name}"] = 0.0 if acts is None else acts[s.kept].sum() / many
@@ -244,15 +254,15 @@ def verl_ratio(s: Step, g: Generation, over: Over, low: float, high: float) -> L
     Fractions beyond the thresholds are of r also there, and so are a row's extremes. std and ESS are of what
     is clamped to [low, high], of weights to [0, high].
     """
-    log, weight = s.on.aggregate("ratio", s.preset.policy, over, None), s.preset.weight
+    log, weight = s.tokens.aggregate("ratio", s.preset.policy, over, None), s.preset.weight
     r, by_row = np.exp(log.clip(-SAFETY, SAFETY)), over in OF_SEQUENCES
-    each = s.n if by_row else 1  # tokens that a number stands for
+    each = s.lengths if by_row else 1  # tokens that a number stands for
     if g.applied:
-        x = s.unit if weight is not None and weight.action == "mask" else np.minimum(r, high)
+        x = s.of_units if weight is not None and weight.action == "mask" else np.minimum(r, high)
         found = verl_spread(s, x, by_row, 0.0, high, centre=1.0)
     else:
         found = verl_spread(s, r, by_row, low, high, centre=1.0)
-    row = (r * s.n if by_row else s.row_sum(r)) / (s.n + EPS)
+    row = (r * s.lengths if by_row else s.row_sum(r)) / (s.lengths + EPS)
     found |= {"seq_fraction_high": mean(row > high), "seq_fraction_low": mean(row < low)}
     if by_row:
         found |= {"max": np.exp(log.max(initial=-math.inf).clip(max=SAFETY)), "min": np.exp(log).min()}
@@ -266,12 +276,12 @@ def verl_option(s: Step, rule: Reject) -> Logged:
     if statistic == "ratio":
         statistic, low, high = "k1", -math.log(high or math.inf), -math.log(low) if low else math.inf
     low = low if low is not None else -math.inf if statistic == "k1" else 0.0
-    x, by_row = s.on.aggregate(statistic, s.preset.policy, rule.over, SAFETY), rule.over in OF_SEQUENCES
+    x, by_row = s.tokens.aggregate(statistic, s.preset.policy, rule.over, SAFETY), rule.over in OF_SEQUENCES
     found = verl_spread(s, x, by_row, low, high, centre=0.0)
     share, lost = mean if by_row else s.over_tokens, s.row_sum(~s.under(rule).kept)
-    of = x[s.there] if by_row else x
+    of = x[s.filled] if by_row else x
     found |= {"fraction_high": share(of > high), "fraction_low": share(of < low)}
-    found |= {"masked_fraction": s.over_tokens(lost), "seq_masked_fraction": mean(lost[s.there] > 0)}
+    found |= {"masked_fraction": s.over_tokens(lost), "seq_masked_fraction": mean(lost[s.filled] > 0)}
     if statistic != "k1":  # the others have no lower threshold
         found["fraction_low"] = 0.0
         del found["seq_fraction_low"]
@@ -286,16 +296,16 @@ def verl_spread(s: Step, x: Array, by_row: bool, low: float, high: float, centre
     std and ESS are of x clamped to [low, high]; std is of sums about `centre`, what x is on-policy, so that
     nothing cancels: 1 of a ratio, where rows without tokens count as rows, and 0 of an option's statistic.
     """
-    each = s.n if by_row else 1  # tokens that a number stands for
-    held, short = x.clip(low, high), EPS / (s.tokens + EPS)  # 1 less verl's mean of 1
+    each = s.lengths if by_row else 1  # tokens that a number stands for
+    held, short = x.clip(low, high), EPS / (s.n_tokens + EPS)  # 1 less verl's mean of 1
     first, second = s.over_tokens((held - centre) * each), s.over_tokens((held - centre) ** 2 * each)
     variance = second - first**2 + 2 * centre * first * short + centre**2 * (1 - short) * short
-    row = (x * s.n if by_row else s.row_sum(x)) / (s.n + EPS)
-    row = row if centre else row[s.there]
+    row = (x * s.lengths if by_row else s.row_sum(x)) / (s.lengths + EPS)
+    row = row if centre else row[s.filled]
     return {
         "mean": s.over_tokens(x * each),
-        **ends("*", x[s.there] if by_row else x, "max min"),
-        "std": math.sqrt(max(variance, 0.0)) if s.tokens > 1 else 0.0,
+        **ends("*", x[s.filled] if by_row else x, "max min"),
+        "std": math.sqrt(max(variance, 0.0)) if s.n_tokens > 1 else 0.0,
         "eff_sample_size": (s.over_tokens(held * each) + EPS) ** 2
         / np.float64(s.over_tokens(held**2 * each)),
         **ends("seq_*", row),
@@ -310,11 +320,11 @@ def trl(s: Step) -> Logged:
     """TRL f2cd5771 (grpo_trainer.py:3218-3258): `sampling/` while its correction is on, `clip_ratio/`."""
     found, b, loss = Logged(), s.batch, s.loss
     if s.preset.weight is not None:
-        found |= ends("sampling/sampling_logp_difference/*", abs(s.d), "mean max")
-        found |= ends("sampling/importance_sampling_ratio/*", s.unit)
+        found |= ends("sampling/sampling_logp_difference/*", abs(s.delta), "mean max")
+        found |= ends("sampling/importance_sampling_ratio/*", s.of_units)
     if b.current is None or b.advantages is None:
         return found
-    r, size = np.exp(s.u).clip(max=loss.dual), np.ones(s.rows) if loss.pooled else s.n
+    r, size = np.exp(s.u).clip(max=loss.dual), np.ones(s.n_rows) if loss.pooled else s.lengths
     cuts = (r < loss.low) & (b.advantages < 0), (r > loss.high) & (b.advantages > 0)
     if loss.kind == "cispo":
         found["cispo_clip_ratio"] = mean(cuts[1])
@@ -337,31 +347,31 @@ def openrlhf(s: Step) -> Logged:
     if b.old is not None and p.loss == "ppo_clip" and p.weight is not None:
         found["vllm_kl"] = mean(b.rollout - b.old)
         bare = s.under(*p.reject)
-        of_tokens = mean(~bare.kept) if p.reject else s.bounded.sum() / s.tokens
+        of_tokens = mean(~bare.kept) if p.reject else s.bounded.sum() / s.n_tokens
         of_rows = any(not rule.on_tokens for rule in p.reject)
-        found["is_filter_ratio"] = mean(s.there & ~bare.kept_rows) if of_rows else of_tokens
+        found["is_filter_ratio"] = mean(s.filled & ~bare.kept_rows) if of_rows else of_tokens
     return found
 
 
 def ms_swift(s: Step) -> Logged:
     """ms-swift 3602360a: verl's names; k3 of a token at most 10, chi2_seq of geometric means."""
-    d, gap, weight = s.d.clip(-SAFETY, SAFETY), s.row_mean(-s.d), s.preset.weight
+    gap, weight = s.row_mean(-s.delta), s.preset.weight
     found = perplexities(s.row_mean(s.train), s.row_mean(s.batch.rollout))
-    found |= {"kl": mean(-s.d), "k3_kl": mean(s.k3(SAFETY).clip(max=10.0))}
+    found |= {"kl": mean(-s.delta), "k3_kl": mean(s.k3(SAFETY).clip(max=10.0))}
     found |= ends("log_ppl_diff_*", gap, "max min")
-    found["chi2_token"] = mean(np.exp(d) ** 2) - 1
+    found["chi2_token"] = mean(np.exp(s.held) ** 2) - 1
     found["chi2_seq"] = mean(np.exp(-2 * gap.clip(-SAFETY, SAFETY))) - 1
     if weight is not None:
         gates = [rule.upper for rule in s.preset.reject if (rule.statistic, rule.over) == ("ratio", "mean")]
         bound = weight.upper or next(iter(gates), None) or math.inf
-        above, w = s.on.aggregate("ratio", s.preset.policy, "mean", SAFETY) > math.log(bound), s.w
+        above, w = s.tokens.aggregate("ratio", s.preset.policy, "mean", SAFETY) > math.log(bound), s.weights
         of_rows = weight.over != "token" or (weight.upper is None and bool(gates))
         if of_rows and not s.by_row:  # sequence_mask multiplies the ratios of tokens by 0 or 1
             w = np.where(s.runs.spread(above), 0.0, w)
         held, out = w.clip(1 / bound, bound), s.above + s.below * (weight.action == "mask")
         found["is_weight_mean"] = mean(w)
         found["ess"] = 1 / max(mean(held**2) / (mean(held) + EPS) ** 2, 1e-10)
-        found["clipped_frac"] = mean(above) if of_rows else out.sum() / s.tokens
+        found["clipped_frac"] = mean(above) if of_rows else out.sum() / s.n_tokens
     return named("rollout_correction/", found)
 
 
@@ -372,7 +382,7 @@ def slime(s: Step, helper: bool, fork: bool = False) -> Logged:
     helper rejects counts as 0 in the loss's own numbers, and leaves none of those of `mis_`.
     """
     b, weight, kept = s.batch, s.preset.weight, s.kept if helper else s.under().kept
-    found = {"train_rollout_logprob_abs_diff": s.mean_of_rows(abs(s.d) * kept)}
+    found = {"train_rollout_logprob_abs_diff": s.mean_of_rows(abs(s.delta) * kept)}
     if fork:
         found["train_rollout_kl"] = s.mean_of_rows(s.k3(SAFETY).clip(max=10.0) * kept)
         if s.preset.policy != "old":  # the anchor is the rollout
@@ -386,16 +396,17 @@ def slime(s: Step, helper: bool, fork: bool = False) -> Logged:
         if fork:
             w = np.exp(s.token_u.clip(-SAFETY, SAFETY))
             ess = s.row_sum(w) ** 2 / (s.runs.at_least_1 * np.maximum(s.row_sum(w**2), EPS))
-            found["ess_ratio"] = mean(s.there if s.loss.pooled else ess)
+            found["ess_ratio"] = mean(s.filled if s.loss.pooled else ess)
     if helper:
-        off, rows = np.expm1(s.d.clip(-SAFETY, SAFETY)), (s.row_mean(s.train), s.row_mean(b.rollout))
-        gap = perplexities(*rows, lambda x: mean(np.where(s.there, x, 0.0)))
-        gap |= {"kl": s.mean_of_rows(-s.d), "k3_kl": s.mean_of_rows(s.k3())}
+        off, rows = np.expm1(s.held), (s.row_mean(s.train), s.row_mean(b.rollout))
+        gap = perplexities(*rows, lambda x: mean(np.where(s.filled, x, 0.0)))
+        gap |= {"kl": s.mean_of_rows(-s.delta), "k3_kl": s.mean_of_rows(s.k3())}
         gap["chi2_token"] = s.mean_of_rows(off * (off + 2))
-        gap["chi2_seq"] = mean(np.expm1(2 * s.row_sum(s.d).clip(-SAFETY, SAFETY)))
+        gap["chi2_seq"] = mean(np.expm1(2 * s.row_sum(s.delta).clip(-SAFETY, SAFETY)))
         found |= named("mis_", gap | ({} if weight is None else slime_weights(s, weight)))
     elif weight is not None:
-        found["tis"], found["tis_abs"] = s.mean_of_rows(np.exp(s.d)), s.mean_of_rows(abs(np.expm1(s.d)))
+        found["tis"], off = s.mean_of_rows(np.exp(s.delta)), np.expm1(s.delta)
+        found["tis_abs"] = s.mean_of_rows(abs(off))
         found["tis_clipfrac"] = mean(s.bounded / s.runs.at_least_1)
     return named("train/", found)
 
@@ -412,9 +423,9 @@ def slime_weights(s: Step, weight: Weight) -> Logged:
         high = [s.mean_of_rows(~s.under(replace(rule, lower=None)).kept) for rule in some]
         return {f"{name}_mask_fraction_low": sum(low), f"{name}_mask_fraction_high": sum(high)}
 
-    raw = s.on.weight(weighting(p.policy, replace(weight, action="none")))
+    raw = s.tokens.weight(weighting(p.policy, replace(weight, action="none")))
     found = {"tis_weight_before_bound": s.mean_of_rows(s.runs.spread(raw) if s.by_row else raw)}
-    after = s.mean_of_rows(s.w)
+    after = s.mean_of_rows(s.weights)
     found |= {"tis_weight_after_bound": after, "is_ratio_mean_after_tis_rs": after}
     if masks:
         found |= outside("tis", masks)
@@ -430,12 +441,12 @@ def slime_weights(s: Step, weight: Weight) -> Logged:
         found["rs_catastrophic_seq_fraction"] = mean(hits > 0)
     factor = 1.0
     if weight.normalize:
-        average = mean(s.w) if weight.over == "token" else after
+        average = mean(s.weights) if weight.over == "token" else after
         factor = average if average > SMALLEST_NORM else 1.0
-        found["batch_norm_factor"] = factor * mean(s.there)
+        found["batch_norm_factor"] = factor * mean(s.filled)
     found["is_ratio_mean_final"] = after / factor
     for name, of_row in (("min", s.runs.min), ("max", s.runs.max)):
-        found[f"is_ratio_{name}_final"] = mean(np.where(s.there, of_row(s.w), 0.0)) / factor
+        found[f"is_ratio_{name}_final"] = mean(np.where(s.filled, of_row(s.weights), 0.0)) / factor
     return found
 
 
@@ -443,22 +454,22 @@ def nemo_rl(s: Step) -> Logged:
     """NeMo-RL 7ea279abf (loss_functions.py, grpo.py): nothing is clamped; the error mask comes first."""
     b, weight, rules = s.batch, s.preset.weight, s.preset.reject
     masked = s.under(*(rule for rule in rules if rule.statistic == "mult_prob_error" and not rule.on_tokens))
-    left, rows, times = masked.kept, s.there & masked.kept_rows, np.exp(abs(s.d))
-    tokens, lost, error = s.n[rows].sum() + EPS, s.there & ~rows, s.row_mean(times)
+    left, rows, times = masked.kept, s.filled & masked.kept_rows, np.exp(abs(s.delta))
+    tokens, lost, error = s.lengths[rows].sum() + EPS, s.filled & ~rows, s.row_mean(times)
     gaps = {
         "token_mult_prob_error": times,
         "gen_kl_error": s.k3(),
-        "policy_kl_error": np.expm1(-s.d) + s.d,
-        "js_divergence_error": np.log1p(2 * np.sinh(s.d / 4) ** 2),
+        "policy_kl_error": np.expm1(-s.delta) + s.delta,
+        "js_divergence_error": np.log1p(2 * np.sinh(s.delta / 4) ** 2),
     }
     found = {name: x[left].sum() / tokens for name, x in gaps.items()}
     found["num_masked_seqs_by_logprob_error"] = lost.sum()
-    for after, among in (("", s.there), ("_after_mask", rows)):
+    for after, among in (("", s.filled), ("_after_mask", rows)):
         found |= ends(f"*_seq_mult_prob_error{after}", error[among] if among.any() else np.zeros(1))
     if b.rewards is not None:
         found["masked_correct_pct"] = (lost & (b.rewards == 1)).sum() / max(lost.sum(), 1)
-    w = np.exp(s.d) if weight is None else s.w
-    total = s.unit[s.row_sum(s.kept) > 0].sum() if s.by_row else w[s.kept].sum()
+    w = np.exp(s.delta) if weight is None else s.weights
+    total = s.of_units[s.row_sum(s.kept) > 0].sum() if s.by_row else w[s.kept].sum()
     units = tokens if weight is None or weight.over == "token" else rows.sum() + EPS
     found["sampling_importance_ratio"] = total / units
     gates = [rule for rule in rules if (rule.statistic, rule.over) == ("ratio", "mean")]
@@ -472,7 +483,7 @@ def nemo_rl(s: Step) -> Logged:
             raw, clamped = np.exp(s.u), np.exp(s.u).clip(s.loss.low, s.loss.high)
         for name, x in (("probs_ratio", raw), ("probs_ratio_clamped", clamped)):
             found |= {name: x[left].sum() / tokens, **ends(f"{name}_*", x[left], "min max")}
-        entropy = -np.exp(s.on.log_ratio("current")) * b.current
+        entropy = -np.exp(s.tokens.log_ratio("current")) * b.current
         found["approx_entropy"] = entropy[left].sum() / tokens
     return named("train/", found)
 
@@ -484,19 +495,19 @@ def areal(s: Step) -> Logged:
     """
     weight, kept, numbers = s.preset.weight, s.kept, list[tuple[str, Array, Array]]()
     valid = s.under(*(rule for rule in s.preset.reject if rule.over == "batch")).kept
-    behave = kept & (s.w > 0) if weight is not None and weight.action == "mask" else kept
+    behave = kept & (s.weights > 0) if weight is not None and weight.action == "mask" else kept
     if s.batch.current is not None:
-        both = s.on.log_ratio("current")
+        both = s.tokens.log_ratio("current")
         if s.loss.kind != "gspo":
             ratio = np.where(kept, np.exp(s.u), 0.0)
             numbers += [("importance_weight", ratio, valid), ("approx_kl", s.u, valid)]
         numbers += [
             ("compute_logp/kl_div_direct", -both, behave),
             ("compute_logp/kl_div_taylor", both**2 / 2, behave),
-            ("compute_logp/kl_div_dual", s.on.statistic("k3", "current", None), behave),
+            ("compute_logp/kl_div_dual", s.tokens.statistic("k3", "current", None), behave),
         ]
     if weight is not None:
-        numbers += [("behave_imp_weight", s.w, behave), ("behave_approx_kl", s.d, behave)]
+        numbers += [("behave_imp_weight", s.weights, behave), ("behave_approx_kl", s.delta, behave)]
     found = Logged()
     for name, x, among in numbers:
         found |= ends(f"{name}/*", x[among], "avg min max") if among.any() else {}
@@ -508,7 +519,7 @@ def areal(s: Step) -> Logged:
 
 def prime_rl(s: Step) -> Logged:
     """prime-rl 559b44772 (trainer/rl/loss.py): of all tokens; else mean and largest of the means of rows."""
-    x = (np.expm1(s.d).clip(max=PRIME_LARGEST) - s.d).clip(max=PRIME_LARGEST)
+    x = (np.expm1(s.delta).clip(max=PRIME_LARGEST) - s.delta).clip(max=PRIME_LARGEST)
     found, lost, a = ends("mismatch_kl/all/*", x, "mean std max"), ~s.kept, s.batch.advantages
     if s.batch.entropy is not None:
         found["kl_ent_ratio/mean"] = mean(x) / (mean(s.batch.entropy) or math.nan)
@@ -530,12 +541,12 @@ def skyrl(s: Step) -> Logged:
 
     Some numbers are of the padded batch, rows × longest response, where all that is no loss token is 0.
     """
-    p, gap, off = s.preset, abs(s.d), np.expm1(s.d.clip(-SAFETY, SAFETY))
-    hole, at_old, a = s.rows * (s.n + s.batch.masked).max() - s.tokens, p.policy == "old", s.batch.advantages
+    p, gap, off, a = s.preset, abs(s.delta), np.expm1(s.held), s.batch.advantages
+    hole, at_old = s.n_rows * (s.lengths + s.batch.masked).max() - s.n_tokens, p.policy == "old"
     space = "rollout_train" if at_old else "minibatch_rollout"
     found = named(f"policy/{space}_logprobs_abs_diff_", ends("*", gap) | {"std": std(gap, less=int(at_old))})
     if at_old:
-        n = s.tokens + hole  # off is −1 in the hole
+        n = s.n_tokens + hole  # off is −1 in the hole
         variance = ((off**2).sum() + hole - (off.sum() - hole) ** 2 / n) / (n - 1)
         found |= {"is_ratio_mean": mean(off) + 1, "is_ratio_std": math.sqrt(max(variance, 0.0))}
         found |= ends("is_ratio_*", off + 1, "min max") | skyrl_corrections(s)
@@ -543,10 +554,10 @@ def skyrl(s: Step) -> Logged:
             above, below = beyond(s.token_u, s.loss.high), beyond(s.token_u, s.loss.low, below=True)
             found["clip_ratio"] = mean((above & (a > 0)) | (below & (a < 0)))
     else:  # of losses against the rollout: what is cut, zeroed or masked
-        cut = s.tokens - s.kept.sum() + (0 if p.weight is None else (s.above + s.below).sum())
-        found["clip_ratio"] = cut / max(s.tokens, 1)
+        cut = s.n_tokens - s.kept.sum() + (0 if p.weight is None else (s.above + s.below).sum())
+        found["clip_ratio"] = cut / max(s.n_tokens, 1)
         if p.weight is not None and p.weight.action == "truncate":
-            found |= ends("cispo/ratio_*", off + 1) | {"cispo/ratio_clamped_mean": mean(s.w)}
+            found |= ends("cispo/ratio_*", off + 1) | {"cispo/ratio_clamped_mean": mean(s.weights)}
     padded = "is_ratio_min" if at_old else "policy/minibatch_rollout_logprobs_abs_diff_min"
     if hole > 0:
         found[padded] = min(found[padded], 0.0)
@@ -570,9 +581,9 @@ def skyrl_corrections(s: Step) -> Logged:
             found[f"outlier_seq_{name}_ratio"] = mean(s.veto_hits(veto) > 0)
     if of_tokens:
         found["token_mask_ratio"] = (before - left.sum()) / max(before, 1)
-    total, of_left = s.row_sum(np.where(left, s.d, 0.0)), s.row_mean(s.d, left)
+    total, of_left = s.row_sum(np.where(left, s.delta, 0.0)), s.row_mean(s.delta, left)
     if weight is not None and weight.over == "token":
-        found["tis_token_clip_high_ratio"] = beyond(s.d, weight.upper)[left].sum() / max(left.sum(), 1)
+        found["tis_token_clip_high_ratio"] = beyond(s.delta, weight.upper)[left].sum() / max(left.sum(), 1)
     if weight is not None and weight.over == "sum":
         found["tis_seq_clip_high_ratio"] = mean(beyond(total, weight.upper))
     for name, over, x in (("geo", "mean", of_left), ("product", "sum", total)):

@@ -349,18 +349,18 @@ def dual_clip(preset: Preset, keys: Table) -> str:
 
 def differences(preset: Preset, guards: Table) -> Iterator[str]:
     """Yield a sentence for each difference between a form's guards and the preset's."""
-    weights: list[Weight | Reject] = [preset.weight] if preset.weight else []
-    for part in [*weights, *preset.reject]:
+    parts: list[Weight | Reject] = [part for part in (preset.weight, *preset.reject) if part is not None]
+    for part in parts:
         what, key, statistic = "weight", "clamp_at", "ratio"
         if isinstance(part, Reject):
             what, key, statistic = "rejection", "rule_at", part.statistic
         bound = None if statistic in guards.get("unclamped", ()) else guards.get("clamp")
         here, there = ("not clamped" if x is None else f"clamped to ±{x:g}" for x in (bound, part.safety))
-        place, own = (AT[at] for at in (guards.get(key, "aggregate"), part.safety_at))
+        at = guards.get(key, "aggregate")
         if here != there:
             yield f"the log-ratio of the {what} is {here} here before exp; in the preset {there}"
-        elif bound is not None and statistic in AGGREGATES and part.over != "token" and place != own:
-            yield f"the clamp of the {what} acts on {place} here, in the preset on {own}"
+        elif bound and statistic in AGGREGATES and part.over != "token" and at != part.safety_at:
+            yield f"the clamp of the {what} acts on {AT[at]} here, in the preset on {AT[part.safety_at]}"
     if preset.weight is not None:
         yield guards.get("overflow", "")
     denominator = guards.get("denominator", "all")
