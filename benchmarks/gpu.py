@@ -60,7 +60,7 @@ def seconds(job: Callable[[], object], rounds: int) -> float:
 def loaded(path: Path, size: int) -> tuple[WholeSteps, list[Batch]]:
     """Load the dump's batches into memory, with what presets need of whole trainer batches."""
     dump = open_dump([str(path)], batch_tokens=size)
-    return read_whole_steps(Threads(1), dump, Study.of(dump.info.columns, PRESETS)), [*dump.batches()]
+    return read_whole_steps(Threads(1), dump, Study.of(dump.columns, PRESETS)), [*dump.batches()]
 
 
 def started(batch: Batch, whole: WholeSteps, device: str) -> dict[str, Array]:

@@ -18,7 +18,7 @@ from rich.console import Console
 import offpol_diag
 from offpol_diag.cli import SAMPLE as DUMP
 from offpol_diag.dump.forms import FORMS
-from offpol_diag.dump.schema import POSITION, TABLE, WORDS
+from offpol_diag.dump.schema import POSITION, TABLE, TYPES
 from offpol_diag.dump.writer import to_table, write_tables
 from offpol_diag.number import Numbers
 from offpol_diag.presets import Preset
@@ -185,7 +185,7 @@ def _columns() -> str:
         "either": "{}, or list of {}",
     }
     rows = [
-        (f"`{one.name}`", holds[one.holds].replace("{}", WORDS[one.stored]), one.meaning)
+        (f"`{one.name}`", holds[one.holds].replace("{}", TYPES[one.stored][0]), one.meaning)
         for one in TABLE
         if one.name != POSITION
     ]

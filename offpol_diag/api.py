@@ -149,7 +149,7 @@ def analyze(
     trainer = trainer and trainer_named(trainer)
     known, chosen = _presets(how, presets)
     with _opened(what, how) as dump:
-        columns = dump.info.columns
+        columns = dump.columns
         chosen = chosen or _usual(dump, known, trainer)
         taken = {preset.name for preset in chosen}
         family = [known[name] for name in FAMILIES["old" if "old_log_probs" in columns else "current"]]
@@ -184,7 +184,7 @@ def compare(what: What, *others: Any, presets: Presets = None, **how: Unpack[Eva
             results = [_judged("compare", one, advise=False) for one in runs]
             return _of("compare", results[0], against=of_runs(runs, results))
         chosen = asked or _usual(dumps[0], known)
-        name = reference(dumps[0].info.columns, chosen)
+        name = reference(dumps[0].columns, chosen)
         examined = _examined(dumps[0], how, chosen, against=name)
         found = _judged("compare", examined)
         return _of("compare", found, comparison=of_presets(examined, found, name))
@@ -271,17 +271,17 @@ def check(
     logged = [logged] if isinstance(logged, str | Path) else logged
     drawn, (known, asked) = curves([*map(Path, logged)]), _presets(how, presets)
     with _opened(what, how) as dump:
-        who, generation = who_logs(trainer, dump.info.provenance)
+        who, generation = who_logs(trainer, dump.provenance)
         if not asked:
-            usual = FAMILIES["old" if "old_log_probs" in dump.info.columns else "current"][0]
+            usual = FAMILIES["old" if "old_log_probs" in dump.columns else "current"][0]
             asked = tuple(known[name] for name in dict.fromkeys((usual, *defaults(who)[:1])))
         found = numbers(dump, asked, who, generation)
     if not found:
-        lacks = dict.fromkeys(column for preset in asked for column in preset.lacking(dump.info.columns))
+        lacks = dict.fromkeys(column for preset in asked for column in preset.lacking(dump.columns))
         missing = f"the dump has no {' and no '.join(lacks) or 'token'}"
         raise UsageError(missing, "log it, or name other presets with --presets")
     name = f"{who}@{generation}" if who == "verl" else who
-    read: dict[str, Any] = {"dump": tuple(dump.info.files), "logged": tuple(map(str, logged))}
+    read: dict[str, Any] = {"dump": tuple(dump.files), "logged": tuple(map(str, logged))}
     return replace(compared(found, drawn, name), **read)
 
 
@@ -331,7 +331,7 @@ def rescore(
         )
         again = Computes(seed=seed, device="cpu", columns=read)
         with _opened(str(target), again) as dump:
-            dump.info = replace(dump.info, files=(label,), given=()) if label else dump.info
+            dump.files = (label,) if label else dump.files
             found = _judged("rescore", _examined(dump, again), advise=False)
         reference.written = "" if to is None else reference.written
     return _of("rescore", found, reference=reference)
@@ -368,7 +368,7 @@ def _opened(what: What, how: Mapping[str, Any]) -> Iterator[Dump]:
     asked |= {"batch_tokens": how.get("batch_tokens") or TOKENS, "group_by": words(how.get("group_by"))}
     with in_files(what) as (paths, label):
         dump = open_dump(paths, **asked)
-        dump.info = replace(dump.info, given=() if label else tuple(map(clean, paths)))
+        dump.given = () if label else tuple(map(clean, paths))
         yield dump
 
 
@@ -416,4 +416,4 @@ def _usual(dump: Dump, known: Catalogue, trainer: str | None = None) -> tuple[Pr
     """Return the presets that are evaluated of a dump where none are named."""
     from offpol_diag.trainers import defaults, named_in
 
-    return known.usual(dump.info.columns, defaults(trainer or named_in(dump.info.provenance)))
+    return known.usual(dump.columns, defaults(trainer or named_in(dump.provenance)))

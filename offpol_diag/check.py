@@ -115,7 +115,7 @@ def who_logs(trainer: str | None, provenance: Mapping[str, Any]) -> tuple[str, s
 
 def by_step(dump: Dump) -> Iterator[tuple[int | None, Batch]]:
     """Yield a dump a step at a time, as soon as it is whole; one without a column `step` as one."""
-    if "step" not in dump.info.columns:
+    if "step" not in dump.columns:
         yield None, joined([*dump.batches()])
         return
     left = Counter(step for batch in dump.batches() for step in batch.scalars["step"])
@@ -135,7 +135,7 @@ def numbers(dump: Dump, presets: Sequence[Preset], trainer: str, generation: str
     """Return preset → logged name → step → what the trainer logs, for presets whose columns the dump has."""
     found: dict[str, Curves] = {}
     for step, batch in by_step(dump):
-        for one in steps_of(batch, presets, dump.info.columns) if batch.tokens else ():
+        for one in steps_of(batch, presets, dump.columns) if batch.tokens else ():
             curves = found.setdefault(one.preset.name, {})
             for name, x in LOGS[log_of(trainer, generation, one.preset)](one).items():
                 curves.setdefault(name, {})[step] = x

@@ -65,7 +65,6 @@ class DumpFacts(Model):
     columns: dict[str, str] = Field(description="our name → the column it was read from")
     others: list[str] = Field([], description="columns read by their own names, as of --group-by")
     ignored: list[str] | None = Field(None, description="columns that nobody reads; null: it is not known")
-    prompts: str = Field("", description="column of prompt ids, which `rescore` needs; empty: none")
     provenance: dict[str, object] = {}
     skipped: Whole = Field(0, description="bad rows that were left out (--on-bad-row skip)")
     skipped_examples: list[str] = Field([], description="what was bad about the first of them")

@@ -187,7 +187,7 @@ def sweep(
     Raises:
         UsageError: a bound, a threshold or the share cannot be, or a column is missing.
     """
-    bound, have = pick(preset, which), {*dump.info.columns}
+    bound, have = pick(preset, which), {*dump.columns}
     values = thresholds(bound, at)
     if lacking := preset.lacking(have | ({"advantages"} if {"rewards", "group_id"} <= have else set())):
         missing = f"the dump has no {' and no '.join(lacking)}, which {preset.name} cannot do without"

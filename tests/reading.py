@@ -1,7 +1,6 @@
 """Dumps as an analysis opens and reads them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ def opened(sources: str | Path | Sequence[str | Path], **how: Any) -> Dump:
     named = [str(one) for one in ([sources] if isinstance(sources, str | Path) else sources)]
     how["batch_tokens"] = how.get("batch_tokens") or TOKENS
     dump = open_dump(named, **how)
-    dump.info = replace(dump.info, given=tuple(map(clean, named)))
+    dump.given = tuple(map(clean, named))
     return dump
 
 

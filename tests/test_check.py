@@ -67,7 +67,7 @@ def test_a_step_has_the_numbers_of_its_rows_alone(dump, said, tmp_path):
         table = pq.read_table(dump)
         pq.write_table(table.filter(pc.equal(table["step"], step)), tmp_path / "one.parquet")
         read = open_dump([str(tmp_path / "one.parquet")])
-        (one,) = steps_of(joined([*read.batches()]), [load()["token_is"]], read.info.columns)
+        (one,) = steps_of(joined([*read.batches()]), [load()["token_is"]], read.columns)
         assert said[step] == pytest.approx(LOGS["verl-2026-03"](one), rel=1e-12)
         assert {"actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"} < set(said[step])
 

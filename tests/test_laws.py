@@ -188,7 +188,7 @@ def states(rows: list[dict[str, Any]], folder: Path, presets: Any = ALONE) -> tu
     study, found = None, []
     for i, part in enumerate(files):
         dump = open_dump([oracles.write(part, folder / f"row{i}.parquet")], group_by=["host"])
-        study = study or replace(Study.of(dump.info.columns, presets), group_by=("host",))
+        study = study or replace(Study.of(dump.columns, presets), group_by=("host",))
         found += [Observe(study)(batch).state for batch in dump.batches()]
     return study, found
 

@@ -29,7 +29,7 @@ OURS = catalogue.load(HERE / "golden_presets.toml")
 def whole(path):
     """Return a dump as one batch, and its columns."""
     dump = open_dump([str(path)])
-    return joined([*dump.batches()]), frozenset(dump.info.columns)
+    return joined([*dump.batches()]), frozenset(dump.columns)
 
 
 @pytest.mark.parametrize("stem", GOLDEN["datasets"])

@@ -208,12 +208,12 @@ def test_log_probs_of_the_trainer_above_zero_are_told_and_read_and_rounding_is_n
 @pytest.mark.parametrize("column", [one for one in TABLE if one.name in (*LISTS, *SCALARS)], ids=str)
 def test_a_column_is_found_by_every_name_of_the_table_and_by_its_words(column, tmp_path):
     rows = sequences(2)
-    for name in column.called(long=False):
+    for name in column.every_name(long=False):
         path = parquet(None, {column.name: name})(tmp_path, rows)
-        assert open_dump([path]).info.columns[column.name] == name
+        assert open_dump([path]).columns[column.name] == name
     path = parquet(None, {column.name: "mine"})(tmp_path, rows)
     for word in {column.name, column.short} - {""}:
-        assert open_dump([path], columns={word: "mine"}).info.columns[column.name] == "mine"
+        assert open_dump([path], columns={word: "mine"}).columns[column.name] == "mine"
 
 
 TREE = [f"d/{name}.parquet" for name in ("b", "step_10", "step_9", "sub/c", "_tmp/x", ".x", "_y", "a[1]")]
@@ -235,9 +235,9 @@ def test_folders_and_globs_stand_for_visible_files_each_of_which_is_read_once(tm
         write(tmp_path / name)
     for root in ("", f"{tmp_path}/"):
         for pattern, files in FOUND.items():
-            assert [*open_dump([root + pattern]).info.files] == [root + name for name in files]
+            assert [*open_dump([root + pattern]).files] == [root + name for name in files]
     Path("link.parquet").symlink_to("d/b.parquet")
-    files = open_dump(["d/b.parquet", "./d", str(tmp_path / "d"), "link.parquet"]).info.files
+    files = open_dump(["d/b.parquet", "./d", str(tmp_path / "d"), "link.parquet"]).files
     assert [*files] == ["d/b.parquet", "d/a[1].parquet", *IN_D[2:]]
 
 

@@ -77,7 +77,7 @@ def test_a_dump_of_any_store_is_that_of_the_file(s3, client, tmp_path):
     ways += ["memory://runs/*.parquet", "hf://runs", f"file://{path}", f"{web}?signature={SECRET}"]
     for source in ways:
         assert plain(read(source)) == plain(read(path)), source
-    assert opened(ways[-1]).info.files == (web,)
+    assert opened(ways[-1]).files == (web,)
     (tmp_path / "torn").write_bytes(data[:3000] + bytes(64) + data[3064:])
     url = put(client, tmp_path / "torn", "torn.parquet")
     assert refusal(url).message.startswith(f"{url}, row group ")
@@ -90,11 +90,11 @@ def test_folders_and_globs_stand_for_the_files_that_they_stand_for_on_a_disk(s3,
         fsspec.filesystem("memory").pipe(f"/tree/{name}", (tmp_path / "a.parquet").read_bytes())
     for root in (f"s3://{BUCKET}/tree/", "memory://tree/"):
         for pattern, files in FOUND.items():
-            assert [*opened(root + pattern).info.files] == [root + name for name in files]
+            assert [*opened(root + pattern).files] == [root + name for name in files]
         batch = read(f"{root}e", group_by=["env"])
         assert (batch.scalars["step"], batch.scalars["env"]) == ([3] * 4 + [10] * 4, ["v 1"] * 8)
     far = f"s3://{BUCKET}/tree/d"
-    files = opened([path, f"{far}/b.parquet", far, path]).info.files
+    files = opened([path, f"{far}/b.parquet", far, path]).files
     assert files[:3] == (path, f"{far}/b.parquet", f"{far}/a[1].parquet"), "each is read once"
 
 

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 import torch
 
 from offpol_diag.core.gap import DRIFTS, Tokens
@@ -38,16 +36,6 @@ def versions(path: Path | str, **options: Any) -> list[int]:
     assert one.weight_versions is not None
     assert one.weight_versions.dtype == np.int64
     return [int(version) for version in one.weight_versions]
-
-
-FLAT = [version for row in VERSIONS for version in row]
-
-
-@pytest.mark.parametrize("name", ["weight_versions", "output_versions"])
-def test_versions_are_read_per_token_under_either_name(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path / "a.parquet", **{name: pa.array(VERSIONS, pa.list_(pa.int32()))})
-    assert versions(path) == FLAT
-    assert open_dump([str(path)]).info.columns["weight_versions"] == name
 
 
 def test_a_padded_batch_keeps_its_versions_and_those_of_masked_tokens_may_be_anything(tmp_path: Path) -> None:
@@ -84,28 +72,14 @@ def test_the_sample_of_the_diagnosis_has_them_and_the_rewards(tmp_path: Path) ->
 # ---------------------------------------------------------------- trainers' own files
 
 
-def rollouts(folder: Path, kinds: list[Any]) -> list[dict[str, Any]]:
-    """Write train data of slime beside rollouts with some `weight_versions` per sample, and read them."""
-    path, train = slime_rollout(folder), slime(folder)
-    held = torch.load(path)
-    for one, given in zip(held["samples"], kinds, strict=False):
-        one["weight_versions"] = given(one) if callable(given) else given
-    saved(path, held)
-    return converted(train)[0]
-
-
-def of_miles(one: dict[str, Any]) -> list[Any]:
-    """Return the spans of two calls of the engine, counted from the prompt on, as miles does."""
-    prompt = len(one["tokens"]) - one["response_length"]
-    spans = [("4", 0, 3), ("6", 3, 5), ("7", 5, one["response_length"])]
-    each = [{"version": v, "abs_start": prompt + a, "abs_end": prompt + b} for v, a, b in spans]
-    return [each[:2], [], each[2:]]
-
-
-def test_the_version_of_slime_and_miles_is_the_first_that_sampled(tmp_path: Path) -> None:
-    rows = rollouts(tmp_path, [["3"], ["4", "3"], of_miles, [], ["x"], None])
-    assert [row["rollout_version"] for row in rows][:6] == [3, 3, 4, None, None, None]
-    assert {row["finish_reason"] for row in rows} == {"completed"}
+def test_the_version_of_slime_is_the_oldest_that_sampled(tmp_path: Path) -> None:
+    path, train = slime_rollout(tmp_path), slime(tmp_path)
+    rollouts = torch.load(path)
+    for one, given in zip(rollouts["samples"], [["3"], ["4", "3"], [], ["x"], None], strict=False):
+        one["weight_versions"] = given
+    saved(path, rollouts)
+    rows, _ = converted(train)
+    assert [row["rollout_version"] for row in rows][:5] == [3, 3, None, None, None]
     assert [row["prompt_length"] for row in rows] == [len(one.prompt) for one in MADE]
 
 
@@ -123,9 +97,3 @@ def test_prompts_reach_the_diagnosis_with_lengths_of_their_own(tmp_path: Path) -
     rows = {one: i for i, one in enumerate(found.scalars["sequence_id"])}
     digests = [found.scalars["prompt_ids"][rows[i]] for i in range(3)]
     assert (digests[2], len({*digests})) == (None, 3)
-
-
-def test_a_column_of_prompts_that_not_all_files_have_is_left_out(tmp_path: Path) -> None:
-    paths = [write(tmp_path / "a.parquet", prompt_ids=PROMPTS), write(tmp_path / "b.parquet")]
-    batches = open_dump([str(path) for path in paths]).batches()
-    assert all("prompt_ids" not in one.scalars for one in batches)

@@ -90,8 +90,8 @@ def test_a_file_holds_a_step_of_a_rank_and_provenance(tmp_path):
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names[:3] == [f"step_000001-rank0000{x}.parquet" for x in ("0-0", "0-1", "3-0")]
     dump = opened(str(tmp_path))
-    assert (len(names), dump.rows, dump.info.provenance["trainer"]) == (6, 8, "verl")
-    assert "torch" in dump.info.provenance["versions"]
+    assert (len(names), dump.rows, dump.provenance["trainer"]) == (6, 8, "verl")
+    assert "torch" in dump.provenance["versions"]
 
 
 def test_a_run_that_is_resumed_replaces_the_steps_that_it_repeats(tmp_path, monkeypatch):

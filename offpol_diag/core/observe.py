@@ -192,7 +192,7 @@ def examine(
     """
     began, chosen = time.perf_counter(), catalogue.load().resolve(presets)
     asked = {"group_by": tuple(group_by), "by_step": tuple(by_step), "seed": seed, "against": against}
-    study = Study.of(dump.info.columns, chosen, lag_0=lag_0, **asked)
+    study = Study.of(dump.columns, chosen, lag_0=lag_0, **asked)
     if engine == "local":
         choice = devices(device, worth_a_gpu(dump.tokens, len(study.presets)))
     else:  # each task that has a GPU sees no other; the engine refuses cuda:N

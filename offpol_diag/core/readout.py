@@ -20,7 +20,6 @@ from offpol_diag.core.intervals import known, missing
 from offpol_diag.core.state import State
 from offpol_diag.core.study import Readout
 from offpol_diag.dump.read import Dump
-from offpol_diag.dump.schema import PROMPT_IDS
 from offpol_diag.number import Number, Numbers
 from offpol_diag.presets import Preset
 from offpol_diag.presets.words import method as in_words
@@ -55,7 +54,7 @@ def summary(out: Readout, presets: Sequence[Preset], facts: DumpFacts, run: Run)
 
 def facts(dump: Dump, state: State, made: Sequence[str] = ()) -> DumpFacts:
     """Describe the rows read and skipped; `made` are notes on columns computed from others."""
-    sums, info, seen = state.tables["dump"].sums(), dump.info, dump.seen
+    sums, seen = state.tables["dump"].sums(), dump.seen
     tokens, sequences = (round(sums[name]) for name in ("tokens", "sequences"))
     return DumpFacts(
         sequences=sequences,
@@ -65,14 +64,13 @@ def facts(dump: Dump, state: State, made: Sequence[str] = ()) -> DumpFacts:
         groups_exact=state.counted,
         mean_length=tokens / sequences,
         max_length=int(state.ranges["length"][1]),
-        files=list(info.files),
-        given=list(info.given),
+        files=list(dump.files),
+        given=list(dump.given),
         rows=seen.rows,
-        columns=dict(info.columns),
-        others=list(info.others),
-        ignored=list(info.ignored),
-        prompts=dump.roles.get(PROMPT_IDS, ""),
-        provenance=dict(info.provenance),
+        columns=dict(dump.columns),
+        others=list(dump.others),
+        ignored=list(dump.ignored),
+        provenance=dict(dump.provenance),
         skipped=seen.skipped,
         skipped_examples=seen.examples,
         above_0=dict(seen.above),

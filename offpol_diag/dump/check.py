@@ -1,4 +1,4 @@
-"""Bad rows: a table of what is refused, and one loop that finds the first such row, or leaves them out."""
+"""Bad rows: a table of what is refused, and a loop that refuses the first such row, or leaves them out."""
 
 from __future__ import annotations
 
@@ -84,38 +84,6 @@ VALUES = (
 # fmt: on
 
 
-def good_rows(rows: Rows, seen: Seen | None) -> Rows:
-    """Refuse the first bad row; or with `seen`, leave bad rows out, count them and describe the first there.
-
-    Raises:
-        DumpError: file, row group, row, column, token, and what is wrong.
-    """
-    for rules in (SHAPES, VALUES):
-        bad, first = np.zeros(len(rows.row), np.bool_), (len(rows.row), "", "")
-        for rule, name in ((one, name) for one in rules for name in one.columns):
-            place = rows.lists if rules is SHAPES or name in schema.TOKENS else rows.columns
-            if name not in place or not (flags := rule.bad(rows, name)).any():
-                continue
-            x = rows.lists.get(name)
-            at = row = np.flatnonzero(flags)
-            if x and rules is VALUES:
-                row = np.searchsorted(x.offsets, at, side="right") - 1
-            bad[row] = True
-            if (i := int(row[0])) < first[0]:
-                it = f"{x.lengths[i]}" if x else f"it is {rows.numbers(name)[i]:.6g}"
-                if x and rules is VALUES:
-                    value = "null" if x.values[at[0]] == NULL else f"{x.values[at[0]]:.6g}"
-                    it = f"token {at[0] - x.offsets[i]} is {value}"
-                said = rule.why.format(it=it, many=rows.rollout.lengths[i])
-                first = (i, f"{rows.place(i)}, column {rows.roles[name]!r}: {said}", rule.hint)
-        if bad.any() and seen is None:
-            raise DumpError(*first[1:])
-        if bad.any() and seen:
-            seen.skipped, seen.examples = seen.skipped + int(bad.sum()), seen.examples or [first[1]]
-            rows = rows.only(~bad)
-    return rows
-
-
 @dataclass
 class Seen:
     """What a pass has seen: rows with bad ones, unmasked tokens, skipped rows and the first of them.
@@ -142,3 +110,37 @@ class Seen:
         self.rows, self.tokens = self.rows + more.rows, self.tokens + more.tokens
         self.skipped, self.examples = self.skipped + more.skipped, self.examples or more.examples
         self.above += more.above
+
+
+def good_rows(rows: Rows, seen: Seen | None) -> Rows:
+    """Refuse the first bad row; or with `seen`, leave bad rows out, count them and describe the first there.
+
+    Raises:
+        DumpError: file, row group, row, column, token, and what is wrong.
+    """
+    for rules in (SHAPES, VALUES):  # the values of lists are looked at once their lengths agree
+        bad, first = np.zeros(len(rows.row), np.bool_), (len(rows.row), "", "")
+        for rule, name in ((one, name) for one in rules for name in one.columns):
+            there = rows.lists if rules is SHAPES or name in schema.TOKENS else rows.columns
+            if name not in there or not (flags := rule.bad(rows, name)).any():
+                continue
+            column, at = rows.lists.get(name), np.flatnonzero(flags)
+            row = np.searchsorted(column.offsets, at, side="right") - 1 if column and rules is VALUES else at
+            bad[row] = True
+            if (i := int(row[0])) >= first[0]:
+                continue
+            if column is None:
+                it = f"it is {rows.numbers(name)[i]:.6g}"
+            elif rules is SHAPES:
+                it = f"{column.lengths[i]}"
+            else:
+                value = column.values[at[0]]
+                it = f"token {at[0] - column.offsets[i]} is {'null' if value == NULL else f'{value:.6g}'}"
+            why = rule.why.format(it=it, many=rows.rollout.lengths[i])
+            first = (i, f"{rows.where}, row {rows.row[i]}, column {rows.roles[name]!r}: {why}", rule.hint)
+        if bad.any() and seen is None:
+            raise DumpError(*first[1:])
+        if bad.any() and seen:
+            seen.skipped, seen.examples = seen.skipped + int(bad.sum()), seen.examples or [first[1]]
+            rows = rows.only(~bad)
+    return rows

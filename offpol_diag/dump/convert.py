@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offpol_diag.dump import read
-from offpol_diag.dump.forms import ENDINGS, FORMS, Files, Form, Row, explained
+from offpol_diag.dump.forms import ENDINGS, FORMS, Files, Form, Row, explained, recognise
 from offpol_diag.dump.read import Dump, first_line, named
-from offpol_diag.dump.schema import COLUMNS, NONE, ROLLOUT, assigned, require
+from offpol_diag.dump.schema import NONE, ROLLOUT, find_columns, require
 from offpol_diag.dump.sources import PARQUET, Location, find, kind
-from offpol_diag.dump.writer import stamped, to_table, write_tables
+from offpol_diag.dump.writer import to_table, write_tables
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.files import TemporaryFolder
 from offpol_diag.printable import is_url
 
+UNKNOWN = "of no form"
 GROUP = 1 << 19
 """Tokens that become a table, and a row group, at once."""
 
 
-@dataclass
-class Converted:
-    """A canonical dump made of other files."""
+class Converted(NamedTuple):
+    """A canonical dump made of other files, with remarks on what was read and left out."""
 
     path: Path
-    notes: list[str] = field(default_factory=list)
-    sequences: int = 0
+    sequences: int
+    notes: tuple[str, ...] = ()
 
 
 def form_of(sources: Sequence[Any]) -> tuple[list[Path], Form] | None:
-    """Return the files and their form, by their names and first records; None for Parquet.
+    """Return the files and their form; None for Parquet.
 
-    In directories Parquet goes before what a trainer writes by itself, and that before JSON lines.
+    In directories Parquet goes before the forms of `FORMS`, and these before each other in their order.
 
     Raises:
         DumpError: the files are of no form that is known, or of several.
@@ -48,20 +48,13 @@ def form_of(sources: Sequence[Any]) -> tuple[list[Path], Form] | None:
         return None
     forms, found = {one.name: one for one in FORMS}, dict[str, list[Path]]()
     for path in (Path(one.shown) for one in find(sources, (PARQUET, *ENDINGS))):
-        files, fields = Files([path], where=str(path)), set[str]()
-        if ".jsonl" in path.name:
-            with explained(files, "a writer of JSON lines"):
-                fields = {*next(files.records(), (path, {}))[1]}
-        place = "/".join(path.absolute().parts[-2:])
-        fits = (x for x in FORMS if re.fullmatch(x.path, place) and {*x.fields.split()} <= fields)
-        form = next(fits, None)
-        name = form.name if form else "" if path.name.endswith((*ENDINGS, ".json")) else "parquet"
-        found.setdefault(name, []).append(path)
+        form, unknown = recognise(path), path.name.endswith((*ENDINGS, ".json"))
+        found.setdefault(form.name if form else UNKNOWN if unknown else "parquet", []).append(path)
     if all(kind(one) == "directory" for one in sources):
-        rank = {name: {"parquet": 0, "jsonl": 2, "": 3}.get(name, 1) for name in found}
-        found = {name: paths for name, paths in found.items() if rank[name] == min(rank.values())}
-    if "" in found:
-        path = found[""][0]
+        first = min(found, key=["parquet", *forms, UNKNOWN].index)
+        found = {first: found[first]}
+    if UNKNOWN in found:
+        path = found[UNKNOWN][0]
         hint = "docs/dumps.md has the forms that are read, docs/trainers.md a hook for each trainer"
         hint = f"`offpol-diag report {path}` draws a result" if path.suffix == ".json" else hint
         raise DumpError(f"{path}: not a form of dump that is known", hint)
@@ -83,32 +76,31 @@ def convert(sources: Sequence[str], target: Path, columns: Mapping[str, str] | N
         DumpError: the files cannot be read, or lack what a dump needs.
         UsageError: the target is no file, or one of those that are read.
     """
-    found, made = form_of(sources), Converted(target)
+    found = form_of(sources)
     dump = None if found else read.open_dump(sources, columns=columns)
-    files = [Path(one) for one in (dump.info.files if dump else found[0] if found else ())]
+    files = [Path(one) for one in (dump.files if dump else found[0] if found else ())]
     if target.exists() and not (target.is_file() and target.resolve() not in map(Path.resolve, files)):
         raise UsageError(f"{target}: a device, or what is read", "write to another file")
     if found:
-        _convert(*found, made, columns or {})
-    elif dump:
-        names = {column: role for role, column in dump.roles.items()}
-        tables = (pa.Table.from_batches([rows.table]) for rows in dump.read(dump.names, GROUP))
-        renamed = (one.rename_columns([names.get(x, x) for x in one.column_names]) for one in tables)
-        _put(renamed, made, dump.info.provenance)
-    return made
+        return _convert(*found, target, columns or {})
+    assert dump
+    names = {column: role for role, column in dump.columns.items()}
+    tables = (pa.Table.from_batches([rows.table]) for rows in dump.read(dump.names, GROUP))
+    renamed = (one.rename_columns([names.get(x, x) for x in one.column_names]) for one in tables)
+    return Converted(target, _write(renamed, target, dump.provenance))
 
 
-def _convert(files: Sequence[Path], form: Form, made: Converted, columns: Mapping[str, str]) -> None:
+def _convert(files: Sequence[Path], form: Form, target: Path, columns: Mapping[str, str]) -> Converted:
     """Convert files of a form; the first row says which token columns all have."""
-    shown, dropped, source = named(files), 0, Files(files, columns)
+    shown, empty, source = named(files), 0, Files(files, columns)
 
     def tables() -> Iterator[pa.Table]:
-        nonlocal dropped
+        nonlocal empty
         held, size = list[tuple[str, Row]](), 0
-        with explained(source, form.trainer or "a writer of JSON lines"):
+        with explained(source, form.trainer):
             for row in form.rows(source):
                 if ROLLOUT in row and not len(row[ROLLOUT]):
-                    dropped += 1
+                    empty += 1
                     continue
                 require(row, [*row], source.where, page=form.page)
                 held.append((source.where, row))
@@ -119,21 +111,19 @@ def _convert(files: Sequence[Path], form: Form, made: Converted, columns: Mappin
         if held:
             yield _table(held)
 
-    _put(tables(), made, {"form": form.name} | ({"trainer": form.trainer} if form.trainer else {}))
-    if not made.sequences:
+    provenance = {"form": form.name} | ({"trainer": form.trainer} if form.trainer else {})
+    sequences = _write(tables(), target, provenance)
+    if not sequences:
         raise DumpError(f"{shown}: no sequence that counts is in it", "check that its writer was closed")
-    made.notes.append(f"{shown} read as {f'{form.trainer} ({form.name})' if form.trainer else form.name}")
-    if dropped:
-        made.notes.append(f"{dropped} sequences without a token that counts are left out")
+    notes = [f"{shown} read as {f'{form.trainer} ({form.name})' if form.trainer else form.name}"]
+    notes += [f"{empty} sequences without a token that counts are left out"] * (empty > 0)
+    return Converted(target, sequences, tuple(notes))
 
 
 def _table(held: Sequence[tuple[str, Row]]) -> pa.Table:
     """Return rows as a table; columns that no row fills are left out."""
     names = dict.fromkeys(chain.from_iterable(row for _, row in held))
     columns: dict[str, list[Any]] = {name: [row.get(name) for _, row in held] for name in names}
-    for name, x in columns.items():
-        if name not in COLUMNS and any(isinstance(one, str) for one in x):  # beside texts all is text
-            columns[name] = [None if one is None else str(one) for one in x]
     try:
         return to_table({name: x for name, x in columns.items() if any(one is not None for one in x)})
     except ValueError as error:
@@ -141,13 +131,13 @@ def _table(held: Sequence[tuple[str, Row]]) -> pa.Table:
         raise DumpError(f"{span}: {error}", "mend the file, or leave the column out") from error
 
 
-def _put(tables: Iterator[pa.Table], made: Converted, said: dict[str, Any]) -> None:
-    """Write tables to the file that is made."""
+def _write(tables: Iterator[pa.Table], path: Path, provenance: Mapping[str, Any]) -> int:
+    """Write tables to a file, and return its number of rows."""
     try:
-        made.sequences = write_tables(tables, made.path, stamped({"versions": {}, **said}))
+        return write_tables(tables, path, json.dumps(provenance).encode())
     except (pa.ArrowException, OSError) as error:
         hint = "make room there, or give each column one type in all rows"
-        raise DumpError(f"{made.path}: cannot be written ({first_line(error)})", hint) from error
+        raise DumpError(f"{path}: cannot be written ({first_line(error)})", hint) from error
 
 
 # ---------------------------------------------------------------- open
@@ -163,14 +153,10 @@ def open_dump(sources: Sequence[Any], *, columns: Mapping[str, str] | None = Non
     if found is None:
         return read.open_dump(sources, columns=columns, **how)
     (files, form), folder = found, TemporaryFolder()
-    made, shown = Converted(folder.path / "dump.parquet"), named(files)
-    _convert(files, form, made, given)
-    none = {role: name for role, name in given.items() if name == NONE}
-    dump = read.open_dump([Location(None, str(made.path), shown)], columns=none, **how)
-    names = {} if form.trainer else assigned([*next(Files(files).records())[1]], given, shown)
-    called = {role: names.get(role, role) for role in dump.info.columns}
-    info = replace(dump.info, files=tuple(map(str, files)), columns=called)
-    return replace(dump, info=info, notes=tuple(made.notes), folder=folder)
+    made = _convert(files, form, folder.path / "dump.parquet", given)
+    left_out = {role: name for role, name in given.items() if name == NONE}
+    dump = read.open_dump([Location(None, str(made.path), named(files))], columns=left_out, **how)
+    return replace(dump, files=tuple(map(str, files)), notes=made.notes, folder=folder)
 
 
 @contextmanager
@@ -191,8 +177,8 @@ def in_files(what: Any) -> Iterator[tuple[list[Any], str]]:
         file = folder.path / "table.parquet"
         try:
             if isinstance(what, Mapping):
-                ours = {name: role for role, name in assigned(list(what), {}, "dict").items()}
-                table = to_table({(ours.get(x) or x): values for x, values in what.items()}, pa.float64())
+                roles = {name: role for role, name in find_columns(list(what), {}, label).items()}
+                table = to_table({(roles.get(x) or x): values for x, values in what.items()}, pa.float64())
             else:
                 table = pa.table(what)
             pq.write_table(table, file, compression="zstd", row_group_size=1 << 14)

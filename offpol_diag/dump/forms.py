@@ -1,7 +1,8 @@
 """What trainers write by themselves → rows of a dump: NeMo-RL, prime-rl, slime, miles, SkyRL; JSON lines.
 
 A form is a function: files → the columns of each sequence, by the names of `schema`. To add a form, write
-its function and its row in `FORMS`: whatever goes wrong in it is one error that names `Files.where`.
+its function and its row in `FORMS` (CONTRIBUTING.md has an example): whatever is raised in it becomes one
+error that names `Files.where`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offpol_diag.dump.schema import MASK, OLD, ROLLOUT, assigned, require
+from offpol_diag.dump.schema import MASK, OLD, ROLLOUT, find_columns, require
 from offpol_diag.dump.writer import Array, as_array
 from offpol_diag.errors import DumpError
 
@@ -35,10 +36,11 @@ APPENDED = -0.05
 
 @dataclass
 class Files:
-    """The files of a form, and where its function is: a file, and a line or sample of it.
+    """The files of a form.
 
     Attributes:
-        columns: what `--columns` says.
+        columns: the argument `--columns`.
+        where: the file, and the line or sample of it, that is being read; for messages.
     """
 
     paths: Sequence[Path]
@@ -66,10 +68,11 @@ def explained(files: Files, trainer: str) -> Iterator[None]:
     except DumpError:
         raise
     except Exception as error:  # of any type: a damaged pickle raises what its instructions meet
-        said = " ".join(str(error).split())[:200] or type(error).__name__
-        said = f"no field {said}" if isinstance(error, KeyError) else said
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        why = f"no field {why}" if isinstance(error, KeyError) else why
         hint = "was the file changed, or cut off? see docs/trainers"
-        raise DumpError(f"{files.where}: not as {trainer} writes it ({said})", hint) from error
+        writer = trainer or "a writer of JSON lines"
+        raise DumpError(f"{files.where}: not as {writer} writes it ({why})", hint) from error
 
 
 def numbers(value: Any, name: str = "a column") -> Array:
@@ -88,7 +91,7 @@ def numbers(value: Any, name: str = "a column") -> Array:
 def json_lines(files: Files) -> Iterator[Row]:
     """One object per sequence, a list per token column, under any names; other plain fields are kept."""
     for _, one in files.records():
-        found = assigned([*one], files.columns, files.where)
+        found = find_columns([*one], files.columns, files.where)
         found = {name: key for name, key in found.items() if one[key] is not None}
         require(found, [*one], files.where)
         row: Row = {key: x for key, x in one.items() if isinstance(x, int | float | str)}
@@ -98,8 +101,8 @@ def json_lines(files: Files) -> Iterator[Row]:
         yield row
 
 
-def whole(mask: Any, tokens: Any, **columns: Any) -> Row:
-    """Return a row of columns over prompt and response, without a token if none counts.
+def response_of(mask: Any, tokens: Any, **columns: Any) -> Row:
+    """Cut columns over prompt and response to the response; it is empty if no token counts.
 
     The response begins at the first token that counts, and ends at the last one.
     """
@@ -114,7 +117,7 @@ def whole(mask: Any, tokens: Any, **columns: Any) -> Row:
 
 
 def step_of(path: Path) -> int | None:
-    """Return the training step that a file's name says."""
+    """Return the training step that is in a file's name."""
     found = re.search(r"step_?(\d{1,17})", path.name)
     return int(found[1]) if found else None
 
@@ -130,7 +133,7 @@ def nemo_rl(files: Files) -> Iterator[Row]:
         mask = (numbers(one["token_loss_mask"])[:n] != 0) & (float(one.get("sample_loss_mask", 1)) != 0)
         mask[:1] = 0
         old = numbers(one["prev_logprobs"], "prev_logprobs")[:n]
-        yield whole(
+        yield response_of(
             mask,
             one["token_ids"][:n],
             rollout_log_probs=one["generation_logprobs"],
@@ -144,7 +147,7 @@ def prime_rl(files: Files) -> Iterator[Row]:
     for _, one in files.records():
         old, advantages = numbers(one["trainer_logprobs"], "trainer_logprobs"), one.get("advantages")
         within = (one.get(name) for name in ("run_id", "step", "rank", "export_sequence_idx"))
-        yield whole(
+        yield response_of(
             one["loss_mask"],
             one["token_ids"],
             rollout_log_probs=one["inference_logprobs"],
@@ -172,34 +175,29 @@ def slime(files: Files) -> Iterator[Row]:
     And `{rollout}_{rank}.pt` of miles, and of slime up to 0.3.1 (utils/train_dump_utils.py): tensor-parallel
     ranks repeat each other, only the last pipeline stage has log-probs, and each context-parallel rank has
     two chunks of the response, from both ends (training_utils/cp_utils.py). `rollout_data/` beside it has
-    groups, raw rewards, versions (a text, or spans, per call; the oldest is taken) and ends.
+    groups, raw rewards, ends, and versions of the weights, of which the oldest is taken.
     """
     for (folder, _), group in groupby(files.paths, lambda path: (path.parent, path.stem.partition("_")[0])):
-        samples = dict[int, Row]()
+        rows = dict[int, Row]()
         for path in group:
             files.where = str(path)
             dump = load(path)
-            rollout = dump["rollout_id"]
-            for index, one in _samples(dump):
+            for index, sample in _samples(dump):
                 files.where = f"{path}, sample {index}"
-                row = samples.setdefault(index, {})
-                row |= {name: x for name, x in _of_slime(one, dump, row).items() if name not in row}
+                _add_sample(rows.setdefault(index, {}), sample, dump)
+        rollout = dump["rollout_id"]
         beside = folder.parent / "rollout_data" / f"{rollout}.pt"
         files.where = str(beside)
-        there = load(beside)["samples"] if beside.is_file() else ()
-        sampled = {one.get("index", i): one for i, one in enumerate(there)}
-        for index, row in samples.items():
+        samples = load(beside)["samples"] if beside.is_file() else ()
+        sampled = {one.get("index", i): one for i, one in enumerate(samples)}
+        for index, row in rows.items():
             files.where = f"{folder}, rollout {rollout}, sample {index}"
             if any(np.isnan(row[name]).any() for name in SLIME.values() if name in row):
                 raise ValueError("context-parallel ranks are missing: read all files of a rollout together")
             other, own = sampled.get(index, {}), row.pop("weight_versions")
-            calls = other.get("weight_versions") or own or ()
-            spans = [span for call in calls for span in (call if isinstance(call, list) else [call])]
-            versions = [str(span["version"] if isinstance(span, dict) else span) for span in spans]
+            reward, versions = other.get("reward"), map(str, other.get("weight_versions") or own or ())
             yield row | {
-                "rewards": other.get("reward")
-                if isinstance(other.get("reward"), int | float)
-                else row["rewards"],
+                "rewards": reward if isinstance(reward, int | float) else row["rewards"],
                 "group_id": other.get("group_index"),
                 "finish_reason": other.get("status"),
                 "rollout_version": min((int(one) for one in versions if one.isdecimal()), default=None),
@@ -221,32 +219,30 @@ def _samples(dump: Row) -> Iterator[tuple[int, Row]]:
         yield index, {name: x[i] for name, x in data.items() if name != "raw_reward"}
 
 
-def _of_slime(one: Row, dump: Row, row: Row) -> Row:
-    """Return a sample of a train dump, and put what this rank has of its log-probs at their places in `row`.
+def _add_sample(row: Row, sample: Row, dump: Row) -> None:
+    """Put what a file has of a sample into its row, and a rank's slice of log-probs at its places.
 
     Of 2·count chunks of all tokens, a context-parallel rank has those of numbers rank and 2·count − 1 − rank.
     """
-    n, tokens = one["response_lengths"], numbers(one["tokens"], "tokens")
+    n, tokens = sample["response_lengths"], numbers(sample["tokens"], "tokens")
     rank, count, total = dump.get("cp_rank") or 0, dump.get("cp_size") or 1, len(tokens)
-    padded = total if dump.get("qkv_format") == "thd" else one.get("max_seq_lens", total)
+    padded = total if dump.get("qkv_format") == "thd" else sample.get("max_seq_lens", total)
     if not (0 <= rank < count and 0 <= n < total <= padded):
         raise ValueError(f"rank {rank} of {count} has no part of {n} of {total} tokens")
     size = -(-padded // (2 * count))
     chunk = np.arange(total - n - 1, total - 1) // size  # a log-prob lies before its token
     at = np.isin(chunk, (rank, 2 * count - 1 - rank)) | (count == 1)
-    for name in SLIME.keys() & one.keys():
-        values = numbers(one[name], name)
+    for name in SLIME.keys() & sample.keys():
+        values = numbers(sample[name], name)
         if len(values) != at.sum():
             raise ValueError(f"{len(values)} {name}, and rank {rank} of {count} has {at.sum()}")
         row.setdefault(SLIME[name], np.full(n, np.nan, np.float32))[at] = values
-    return {
-        MASK: numbers(one["loss_masks"], "loss_masks"),
-        "token_ids": tokens[total - n :],
-        "prompt_ids": tokens[: total - n],
-        "prompt_length": total - n,
-        "rewards": one.get("rewards"),
-        "weight_versions": one.get("weight_versions"),
-    }
+    row.setdefault(MASK, numbers(sample["loss_masks"], "loss_masks"))
+    row.setdefault("token_ids", tokens[total - n :])
+    row.setdefault("prompt_ids", tokens[: total - n])
+    row.setdefault("prompt_length", total - n)
+    for name in ("rewards", "weight_versions"):
+        row.setdefault(name, sample.get(name))
 
 
 def load(file: Path | io.BytesIO) -> Any:
@@ -320,11 +316,15 @@ def _array(one: Row) -> Array:
 
 
 class Form(NamedTuple):
-    """A form: whose, what its files are called, how it is told, and what reads it.
+    """A form of the files that a trainer writes; a file is of the first form of the table that fits it.
 
     Attributes:
-        path: the last two names of a file's path, as a regular expression.
-        fields: what the first record has.
+        name: its name in reports and docs.
+        trainer: the trainers that write it; none for JSON lines of any.
+        files: what its files are called, for the docs.
+        path: a regular expression that the last two names of a file's path match.
+        fields: fields that the first record of its JSON lines has.
+        rows: the function that reads it.
         page: of docs/trainers, with the hook that writes the log-probs of both policies.
     """
 
@@ -352,3 +352,13 @@ FORMS = (
 # fmt: on
 ENDINGS = (".jsonl", ".jsonl.gz", ".pt", ".pkl")
 """Endings of files that are of a form."""
+
+
+def recognise(path: Path) -> Form | None:
+    """Return the form of a file, by its path and its first record."""
+    files, fields = Files([path], where=str(path)), set[str]()
+    if ".jsonl" in path.name:
+        with explained(files, ""):
+            fields = {*next(files.records(), (path, {}))[1]}
+    place = "/".join(path.absolute().parts[-2:])
+    return next((x for x in FORMS if re.fullmatch(x.path, place) and {*x.fields.split()} <= fields), None)

@@ -42,10 +42,8 @@ class Ragged:
         """Convert a column of any Arrow list type."""
         lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         flat = dense(column.flatten())  # not `.values`, which covers rows outside of a slice too
-        if pt.is_null(flat.type):
-            flat = flat.cast(pa.float64())
-        elif pt.is_boolean(flat.type):
-            flat = flat.cast(pa.uint8())
+        if pt.is_null(flat.type) or pt.is_boolean(flat.type):
+            flat = flat.cast(pa.float64() if pt.is_null(flat.type) else pa.uint8())
         if pt.is_integer(flat.type) and (flat.null_count or pt.is_uint64(flat.type)):
             flat = flat.cast(pa.int64(), safe=False).fill_null(NULL)
         absent = column.is_null().to_numpy(zero_copy_only=False)
@@ -58,9 +56,8 @@ class Ragged:
 
 
 def dense(column: pa.Array) -> pa.Array:
-    """Decode a dictionary column, and return an extension column's storage."""
-    found = column.dictionary_decode() if pt.is_dictionary(column.type) else column
-    return found.storage if isinstance(found.type, pa.BaseExtensionType) else found
+    """Decode a dictionary column."""
+    return column.dictionary_decode() if pt.is_dictionary(column.type) else column
 
 
 @dataclass(frozen=True)
@@ -69,10 +66,10 @@ class Rows:
 
     Attributes:
         roles: canonical name → the table's column, of those that an analysis reads.
-        others: further columns with one value per row, by which numbers are broken down, or which the
-            diagnosis searches for conspicuous groups.
-        number: of each row in the whole dump, [S].
-        where: file and row group, and `row`: of each row in the file, [S]; for messages.
+        others: further columns with one value per row, for breakdowns and for the diagnosis.
+        number: number of each row in the whole dump, [S].
+        where: file and row group, for messages.
+        row: number of each row in its file, [S], for messages.
     """
 
     table: pa.RecordBatch
@@ -174,8 +171,8 @@ def labels(rows: Rows) -> dict[str, list[Any]]:
 
 def pack(rows: Rows) -> Batch:
     """Pack good rows into a batch."""
-    scalars = labels(rows)
-    offsets, kept = np.searchsorted(rows.kept, rows.rollout.offsets), rows.kept
+    scalars, kept = labels(rows), rows.kept
+    offsets = np.searchsorted(kept, rows.rollout.offsets)
     lengths, all_kept = np.diff(offsets), kept.size == rows.live.size
     arrays: dict[str, Array] = {"cu_seqlens": offsets, "masked": rows.rollout.lengths - lengths}
     for field, role in FIELDS.items():
@@ -189,8 +186,8 @@ def pack(rows: Rows) -> Batch:
         arrays["rewards"] = rows.numbers(schema.REWARDS)
     filled, position = lengths > 0, kept
     first = rows.rollout.offsets[:-1][filled]
-    if stated := rows.lists.get(schema.POSITION):  # which may start at any number
-        position, first = stated.values[kept].astype(np.int64), stated.values[first]
+    if recorded := rows.lists.get(schema.POSITION):  # which may start at any number
+        position, first = recorded.values[kept].astype(np.int64), recorded.values[first]
     position = position - np.repeat(first, lengths[filled])
     begins = np.zeros(len(position) + 1, np.bool_)
     begins[1:-1] = np.diff(position) != 1  # behind a masked token a turn begins

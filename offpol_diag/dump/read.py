@@ -38,7 +38,7 @@ MOST_ROWS = 1 << 13
 """Most sequences per table, and per batch: what is computed of each takes memory however short it is."""
 RECYCLED = (32 << 20) - (64 << 10)
 """Bytes just below glibc's largest mmap threshold: having freed such a block, malloc keeps smaller ones."""
-MOST_DESCRIBED, SMALL, FEW = 16, 64, 256
+MOST_SMALL, SMALL, FEW = 16, 64, 256
 """Most columns without a role that are read, mean bytes of their texts, and tokens looked at for that."""
 
 
@@ -78,32 +78,32 @@ class File:
         Raises:
             DumpError: it cannot be read, or a column is missing, ambiguous or of the wrong type.
         """
-        own = {}
+        partitions = dict[str, pa.Scalar]()
         try:
             with opened(path) as file:
-                found, metadata = file.schema_arrow, file.metadata
+                columns, footer = file.schema_arrow, file.metadata
             for key, text in path.partitions.items():
-                if key not in found.names:
-                    number = any(key in schema.COLUMNS[one].called(long=False) for one in schema.COUNTS)
-                    kind = pa.int64() if number else pa.string()
-                    own[key] = pa.scalar(text).cast(kind) if text is not None else pa.scalar(None, kind)
-                    found = found.append(pa.field(key, kind))
-            text = (metadata.metadata or {}).get(KEY, b"{}")
-            said = json.loads(text, parse_float=finite, parse_constant=finite)
-            groups = [metadata.row_group(at) for at in range(metadata.num_row_groups) if metadata.num_rows]
-            leaves = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
+                if key not in columns.names:
+                    count = any(key in schema.COLUMNS[one].every_name(long=False) for one in schema.COUNTS)
+                    partitions[key] = pa.scalar(text, pa.string()).cast(pa.int64() if count else pa.string())
+                    columns = columns.append(pa.field(key, partitions[key].type))
+            text = (footer.metadata or {}).get(KEY, b"{}")
+            provenance = json.loads(text, parse_constant=lambda name: None)  # for NaN: a result holds none
+            groups = [footer.row_group(at) for at in range(footer.num_row_groups) if footer.num_rows]
+            leaves = [footer.schema.column(at).path for at in range(footer.num_columns)]
         except READ_ERRORS as error:
             hint = "check that it may be read, or dump it again; docs/dumps.md has the forms"
             raise DumpError(f"{path}: cannot be read as Parquet ({first_line(error)})", hint) from error
-        columns = schema.resolve(found, given, str(path)) if groups else {}
-        rollout = f"{columns.get(schema.ROLLOUT)}."
+        found = schema.resolve(columns, given, str(path)) if groups else {}
+        rollout = f"{found.get(schema.ROLLOUT)}."
         leaf = next((at for at, name in enumerate(leaves) if f"{name}.".startswith(rollout)), 0)
-        made, first = list[Group](), 0
-        for at, x in enumerate(groups):
-            tokens = max(x.column(leaf).num_values, x.num_rows, 1)
-            made.append(Group(at, first, x.num_rows, x.total_byte_size, tokens))
-            first += x.num_rows
-        return cls(path, found, own, columns, said if isinstance(said, dict) else {}, tuple(made))
+        described, first = list[Group](), 0
+        for at, group in enumerate(groups):
+            tokens = max(group.column(leaf).num_values, group.num_rows, 1)
+            described.append(Group(at, first, group.num_rows, group.total_byte_size, tokens))
+            first += group.num_rows
+        provenance = provenance if isinstance(provenance, dict) else {}
+        return cls(path, columns, partitions, found, provenance, tuple(described))
 
 
 def tables(file: File, groups: Iterable[Group], names: Sequence[str], most: int) -> Iterator[Placed]:
@@ -115,10 +115,10 @@ def tables(file: File, groups: Iterable[Group], names: Sequence[str], most: int)
     where, row = str(file.path), 0
     try:
         parquet = opened(file.path)
+        stored = [name for name in names if name not in file.partitions]
         for group in groups:
             where, row = f"{file.path}, row group {group.at}", group.first
             size = max(-(-group.rows * most // group.tokens), 1)
-            stored = [name for name in names if name not in file.partitions]
             for table in parquet.iter_batches(size, [group.at], stored):
                 for key, value in file.partitions.items():
                     table = table.append_column(key, pa.repeat(value, table.num_rows))
@@ -129,11 +129,6 @@ def tables(file: File, groups: Iterable[Group], names: Sequence[str], most: int)
         hint = "the file is damaged, or memory is short: copy it again, or dump it in smaller row groups"
         what = f"{where}, from row {row} on: the data cannot be read ({first_line(error)})"
         raise DumpError(what, hint) from error
-
-
-def finite(text: str) -> float | None:
-    """Read a number of JSON; infinity, which 1e999 is too, and NaN are null, as a result holds none."""
-    return float(text) if np.isfinite(float(text)) else None
 
 
 def opened(path: Location) -> pq.ParquetFile:
@@ -157,49 +152,38 @@ def named(files: Sequence[object]) -> str:
 # ---------------------------------------------------------------- the dump
 
 
-@dataclass(frozen=True)
-class DumpInfo:
-    """Facts about a dump, for the report.
-
-    Attributes:
-        columns: canonical name → the column it is read from.
-        others: columns that are read by their own names, for groups of sequences.
-        ignored: columns that nobody reads.
-        provenance: how the numbers were made; where files disagree, the list of their values.
-        given: files, folders, globs and URLs as they were given.
-    """
-
-    files: tuple[str, ...]
-    columns: dict[str, str]
-    provenance: dict[str, object]
-    others: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()
-    given: tuple[str, ...] = ()
-
-
 @dataclass
 class Dump:
     """A dump with validated files, columns and types; its values are checked as they are read.
 
     Attributes:
+        files: their names, as reports show them.
+        columns: canonical name → the column it is read from.
+        others: columns that are read by their own names, for groups of sequences.
+        ignored: columns that nobody reads.
+        provenance: how the numbers were made; where files disagree, the list of their values.
         groups: the row groups that are read, with their files.
-        roles: canonical name → column, of those that an analysis reads.
         skip: whether bad rows are left out.
         batch_tokens: tokens per batch, masked ones included.
-        notes: what is to be said about how its files were made.
         long: whether a row is a token.
+        given: files, folders, globs and URLs as they were given.
+        notes: remarks for the report on how its files were made.
         seen: what the latest pass has seen; complete when the pass has ended.
         folder: what keeps its temporary file alive, or None.
         before: of a part of a dump, the number of rows that precede it; None of a whole one.
     """
 
-    info: DumpInfo
+    files: tuple[str, ...]
+    columns: dict[str, str]
+    others: tuple[str, ...]
+    ignored: tuple[str, ...]
+    provenance: dict[str, object]
     groups: list[tuple[File, Group]]
-    roles: dict[str, str]
     skip: bool
     batch_tokens: int
+    long: bool
+    given: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    long: bool = False
     seen: Seen = field(default_factory=Seen)
     folder: object = field(default=None, compare=False, repr=False)
     before: int | None = None
@@ -207,7 +191,7 @@ class Dump:
     @property
     def names(self) -> list[str]:
         """All columns to read, the rollout's log-probs first."""
-        return list(dict.fromkeys((*self.roles.values(), *self.info.others)))
+        return list(dict.fromkeys((*self.columns.values(), *self.others)))
 
     @property
     def rows(self) -> int:
@@ -275,31 +259,28 @@ class Dump:
         for name, many in self.seen.above.items():
             if 2 * many > self.seen.tokens:
                 what = f"column {name!r}: {many} of {self.seen.tokens} tokens are above 0"
-                raise DumpError(f"{named(self.info.files)}, {what}: it has the wrong sign", NEGATE)
+                raise DumpError(f"{named(self.files)}, {what}: it has the wrong sign", NEGATE)
         if not self.seen.tokens:
-            what, bad = (
-                f"{named(self.info.files)}: no token is left in {self.seen.rows} rows",
-                self.seen.examples,
-            )
-            what = f"{what}; {self.seen.skipped} are bad, the first: {bad[0]}" if bad else what
+            what = f"{named(self.files)}: no token is left in {self.seen.rows} rows"
+            if self.seen.skipped:
+                what += f"; {self.seen.skipped} are bad, the first: {self.seen.examples[0]}"
             raise DumpError(what, "see what its writer puts into lists, and into the mask, where 1 counts")
 
     def read(self, names: Sequence[str] | None, most: int) -> Iterator[Rows]:
         """Yield the rows with some columns (None: all), at most `most` tokens or one row at once."""
-        number, seen, rollout = self.before or 0, set[object](), self.roles[schema.ROLLOUT]
+        rollout, number, ids = self.columns[schema.ROLLOUT], self.before or 0, set[object]()
         for file, pairs in groupby(self.groups, itemgetter(0)):
             there = [name for name in names or file.schema.names if name in file.schema.names]
             placed = tables(file, (group for _, group in pairs), there, most)
-            placed = gathered(placed, self.roles, str(file.path), seen) if self.long else placed
+            placed = gathered(placed, self.columns, str(file.path), ids) if self.long else placed
             for where, row, table in placed:
                 lengths = pc.list_value_length(table.column(rollout)).fill_null(0).to_numpy()
                 offsets, begin = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))), 0
                 while begin < table.num_rows:
                     fit = int(np.searchsorted(offsets, offsets[begin] + most, side="right")) - 1
                     end = min(max(fit, begin + 1), begin + MOST_ROWS)
-                    numbers = number + np.arange(begin, end)
-                    cut = table.slice(begin, end - begin)
-                    yield Rows(cut, self.roles, self.info.others, numbers, where, row[begin:end])
+                    cut, numbers = table.slice(begin, end - begin), number + np.arange(begin, end)
+                    yield Rows(cut, self.columns, self.others, numbers, where, row[begin:end])
                     begin = end
                 number += table.num_rows
                 del table
@@ -341,43 +322,44 @@ def open_dump(
     known |= {schema.LAG} if {schema.ROLLOUT_VERSION, schema.TRAIN_VERSION} <= known else set()
     extra = tuple(name for name in group_by if name not in known)
     for name in extra:
-        schema.once(name, first.schema.names, f"{first.path}: --group-by")
-    for one in filled[1:]:  # which may lack prompts
-        unlike = {*first.columns.items()} ^ {*one.columns.items()}
-        odd = {name for role, name in unlike if role != schema.PROMPT_IDS} | {*extra} - {*one.schema.names}
+        schema.require_one(name, first.schema.names, f"{first.path}: --group-by")
+    for one in filled[1:]:
+        odd = {name for _, name in {*found.items()} ^ {*one.columns.items()}} | {*extra} - {*one.schema.names}
         if odd:
             what = f"{first.path} and {one.path} differ: column {min(odd)!r} is not in both"
             raise DumpError(what, "read files of one form at a time, or write them alike")
-    if long or not all(found.get(schema.PROMPT_IDS, "") in one.schema.names for one in filled):
-        found.pop(schema.PROMPT_IDS, None)
-    others = extra if long else (*extra, *_described(filled, {*found.values(), *extra}))
+    if long:
+        found.pop(schema.PROMPT_IDS, None)  # a list in the row of every token
+    others = extra if long else (*extra, *_small_columns(filled, {*found.values(), *extra}))
     there = dict.fromkeys(name for one in filled for name in one.schema.names)
-    said: dict[str, list[object]] = {}
+    provenance: dict[str, list[object]] = {}
     for key, value in (pair for one in read for pair in one.provenance.items()):
-        said[key] = [*(one for one in said.get(key, ()) if one != value), value]
-    info = DumpInfo(
+        provenance[key] = [*(one for one in provenance.get(key, ()) if one != value), value]
+    return Dump(
         files=tuple(map(str, files)),
-        columns={role: name for role, name in found.items() if role != schema.PROMPT_IDS},
-        provenance={key: values[0] if len(values) == 1 else values for key, values in said.items()},
+        columns=found,
         others=others,
         ignored=tuple(name for name in there if name not in {*found.values(), *others, *schema.RESCORED}),
+        provenance={key: values[0] if len(values) == 1 else values for key, values in provenance.items()},
+        groups=[(one, group) for one in filled for group in one.groups],
+        skip=on_bad_row == "skip",
+        batch_tokens=max(1, batch_tokens),
+        long=long,
     )
-    groups = [(one, group) for one in filled for group in one.groups]
-    return Dump(info, groups, found, on_bad_row == "skip", max(1, batch_tokens), long=long)
 
 
-def _described(read: Sequence[File], used: Collection[str]) -> tuple[str, ...]:
+def _small_columns(files: Sequence[File], used: Collection[str]) -> tuple[str, ...]:
     """Return small columns of text, integers or booleans without a role that all files have alike."""
     plain = (pt.is_string, pt.is_large_string, pt.is_integer, pt.is_boolean)
     found = [
         one.name
-        for one in read[0].schema
+        for one in files[0].schema
         if one.name not in used
-        and any(fits(schema.plain_type(one.type)) for fits in plain)
-        and all([*x.schema].count(one) == x.schema.names.count(one.name) == 1 for x in read)
+        and any(is_plain(schema.plain_type(one.type)) for is_plain in plain)
+        and all([*x.schema].count(one) == x.schema.names.count(one.name) == 1 for x in files)
     ]
     with suppress(DumpError):  # which reading will find
-        _, _, table = next(tables(read[0], read[0].groups, found, FEW))
+        _, _, table = next(tables(files[0], files[0].groups, found, FEW))
         texts = {name: dense(table.column(name)).cast(pa.string()) for name in found}
         found = [name for name, x in texts.items() if (pc.mean(pc.binary_length(x)).as_py() or 0) <= SMALL]
-    return tuple(found)[:MOST_DESCRIBED]
+    return tuple(found)[:MOST_SMALL]

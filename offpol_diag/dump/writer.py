@@ -129,19 +129,15 @@ def write_tables(tables: Iterable[pa.Table], path: Path, said: bytes = b"{}", gr
     if (first := next(tables, None)) is None:
         return 0
     rows, kept, hidden = 0, first.schema.with_metadata({KEY: said}), beside(path.resolve())
-    leaves = {x.name + ".list.element" * schema.is_list(x.type): x.type for x in kept}
-    floats = [x for x, kind in leaves.items() if schema.is_list(kind) and pt.is_floating(kind.value_type)]
-    encoding: Any = dict.fromkeys(floats, "BYTE_STREAM_SPLIT")
-    how = {"column_encoding": encoding, "use_dictionary": [x for x in leaves if x not in floats]}
+    lists = (x for x in kept if schema.is_list(x.type) and pt.is_floating(x.type.value_type))
+    encoding: Any = {f"{x.name}.list.element": "BYTE_STREAM_SPLIT" for x in lists}
+    how = {"column_encoding": encoding, "use_dictionary": False, "compression": "zstd"}
     try:
-        with pq.ParquetWriter(hidden, kept, compression="zstd", write_page_checksum=True, **how) as writer:
+        with pq.ParquetWriter(hidden, kept, write_page_checksum=True, **how) as writer:
             for table in chain([first], tables):
-                there, rows = {*table.schema.names}, rows + len(table)
-                columns = [
-                    table[x.name].cast(x.type) if x.name in there else pa.nulls(len(table), x.type)
-                    for x in kept
-                ]
-                writer.write_table(pa.table(columns, schema=kept), row_group_size=group or None)
+                alike = pa.concat_tables([first.slice(0, 0), table], promote_options="permissive")
+                writer.write_table(alike.select(kept.names).cast(kept), row_group_size=group or None)
+                rows += len(table)
         placed(hidden, path)
     finally:
         hidden.unlink(missing_ok=True)
@@ -151,7 +147,7 @@ def write_tables(tables: Iterable[pa.Table], path: Path, said: bytes = b"{}", gr
 # ---------------------------------------------------------------- a batch → a table
 
 
-def to_table(columns: Mapping[str, Any], floats: pa.DataType = schema.F) -> pa.Table:
+def to_table(columns: Mapping[str, Any], floats: pa.DataType = schema.FLOAT) -> pa.Table:
     """Return a batch, as `DumpWriter.write` takes it, as a table [S rows] with log-probs of type `floats`.
 
     Raises:
@@ -204,7 +200,7 @@ def _column(name: str, value: Any, rows: int, keep: Array | None, floats: pa.Dat
     if flat.dtype.kind not in ("fiub" if name == MASK else "fiu"):
         kind = flat.dtype.name
         raise ValueError(f"{name} holds {kind}; pass a number for every token, also where {MASK} is 0")
-    dtype: Any = floats if column.stored == schema.F else column.stored
+    dtype: Any = floats if column.stored == schema.FLOAT else column.stored
     with np.errstate(over="ignore", invalid="ignore"):
         stored = flat.astype(dtype.to_pandas_dtype())
     if pt.is_integer(dtype) and (stored != flat).any():
@@ -220,7 +216,7 @@ def _scalars(name: str, value: Any, rows: int, dtype: pa.DataType | None) -> pa.
     if isinstance(each, list | tuple):
         each = [one.item() if hasattr(one, "item") and not np.ndim(one) else one for one in each]
     try:
-        found = pa.array(each, from_pandas=dtype != schema.D)  # a label that is NaN is null
+        found = pa.array(each, from_pandas=dtype != schema.DOUBLE)  # a label that is NaN is null
         found = found.cast(dtype) if dtype else found
         if pt.is_nested(found.type):
             raise ValueError(f"{found.type}; pass strings or numbers")

@@ -99,7 +99,6 @@ def deciding(summary: Result) -> Iterator[Fact]:
     open_, dump = summary.undecided, summary.dump
     if open_ is None or summary.reference is not None:
         return
-    held = {"token_ids": "token_ids" in dump.columns, "prompt_ids": bool(dump.prompts)}
-    lacks = [name for name, here in held.items() if not here]
+    lacks = [name for name in ("token_ids", "prompt_ids") if name not in dump.columns]
     needs = f", with {listed(lacks)} in the dump" if lacks else ""
     yield Fact("Rescore", f"Scoring again with the trainer's checkpoint tells which side is off{needs}.")

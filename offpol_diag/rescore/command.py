@@ -79,13 +79,13 @@ def rescored(
     else:
         under = None if base is None else str(base)
         loaded = models.load(names, base=under, device=device, dtype=dtype, attention=attention)
-    loaded.judge(responses.rows, dump.info.files[0])
+    loaded.judge(responses.rows, dump.files[0])
     variants, missing = table(loaded.model, responses.rows, loaded.checkpoints)
     passes = Passes(loaded, responses.rows, chosen(variants, tries), progress or None)
     passes.make(say)
-    ours = dump.info.columns
+    ours = dump.columns
     both = ours[role.ROLLOUT], ours[role.OLD if role.OLD in ours else role.CURRENT]
-    found = judged(responses, passes, both, dump.info.provenance)
+    found = judged(responses, passes, both, dump.provenance)
     _write(to, dump, responses, passes.reference, found)
     kept = {name: one for name, one in overrides.items() if one == role.NONE}
     return found.model_copy(update={"missing": missing, "written": str(to)}), kept
@@ -243,7 +243,7 @@ def judged(
 
 def _write(target: Path, dump: Dump, part: Responses, columns: Scores, found: Reference) -> None:
     """Write the responses with the reference's columns, under the canonical names of the others."""
-    roles = {name: ours for ours, name in dump.info.columns.items()}
+    roles = {name: ours for ours, name in dump.columns.items()}
     taken, held = {*roles.values(), *COLUMNS}, part.table
     names = [roles.get(name, name) for name in held.column_names]
     keep = [i for i, name in enumerate(held.column_names) if name in roles or names[i] not in taken]
@@ -253,7 +253,7 @@ def _write(target: Path, dump: Dump, part: Responses, columns: Scores, found: Re
         numbers = pa.array(values.astype(kind.to_pandas_dtype()))
         held = held.append_column(name, pa.ListArray.from_arrays(offsets, numbers))
     said = {"model": found.model, "floor": found.floor, "rests_on": found.rests_on}
-    metadata = json.dumps({**dump.info.provenance, three.KEY: said}, default=str)
+    metadata = json.dumps({**dump.provenance, three.KEY: said}, default=str)
     temporary = beside(target.resolve())
     try:
         held = held.replace_schema_metadata({METADATA_KEY: metadata})

@@ -85,12 +85,9 @@ def read(dump: Dump, groups: int | None, tokens: int, seed: int, longest: int | 
     Raises:
         DumpError: the dump lacks token ids or prompts, or a row is bad.
     """
-    files = ", ".join(dump.info.files[:3])
-    for name, here in {
-        role.TOKEN_IDS: role.TOKEN_IDS in dump.info.columns,
-        role.PROMPT_IDS: role.PROMPT_IDS in dump.roles,
-    }.items():
-        if not here:
+    files = ", ".join(dump.files[:3])
+    for name in (role.TOKEN_IDS, role.PROMPT_IDS):
+        if name not in dump.columns:
             what = f"{files}: rescore needs the column {name}: without the tokens nothing can be scored"
             raise DumpError(what, f"write {name} into the dump (docs/dumps.md)")
     keys, sizes = _keys(dump)
@@ -102,7 +99,7 @@ def read(dump: Dump, groups: int | None, tokens: int, seed: int, longest: int | 
     place = np.full(len(names), -1, np.int64)
     place[order] = np.arange(len(order))
     seen = Seen() if dump.skip else None
-    said = dump.info.provenance.get(TEMPERATURE)
+    said = dump.provenance.get(TEMPERATURE)
     usual = float(said) if isinstance(said, int | float) and not isinstance(said, bool) else 1.0
     found: list[dict[str, Any]] = []
     for rows in dump.read(None, TABLE):
@@ -137,7 +134,10 @@ def read(dump: Dump, groups: int | None, tokens: int, seed: int, longest: int | 
 def _keys(dump: Dump) -> tuple[list[str], Ints]:
     """Return the prompt of each row of the dump, by its id or its contents, and the row's tokens."""
     names, sizes = list[str](), list[int]()
-    group, rollout = dump.roles.get(role.GROUP) or dump.roles[role.PROMPT_IDS], dump.roles[role.ROLLOUT]
+    group, rollout = (
+        dump.columns.get(role.GROUP) or dump.columns[role.PROMPT_IDS],
+        dump.columns[role.ROLLOUT],
+    )
     for rows in dump.read([*{rollout, group}], TABLE):
         sizes += pa.compute.list_value_length(rows.table.column(rollout)).fill_null(0).to_pylist()
         names += [

@@ -166,7 +166,7 @@ def logged(path: Path, pairs: Iterable[tuple[str, str]], step: int | None = None
         batch = joined([*dump.batches()])
     known, where = load(), "" if step is None else f"@step/{step}"
     logs = {method: [log for one, log in dict.fromkeys(pairs) if one == method] for method, _ in pairs}
-    for one in steps_of(batch, [known[method] for method in logs], dump.info.columns):
+    for one in steps_of(batch, [known[method] for method in logs], dump.columns):
         for log in logs[one.preset.name]:
             for word, x in LOGS[log](one).items():
                 yield Number(f"logged/{one.preset.name}/{log}{where}", word, x if np.isfinite(x) else np.nan)
