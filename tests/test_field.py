@@ -81,5 +81,5 @@ def test_a_bug_is_never_called_honest_and_no_gate_passes_it(found, name):
     assert (found[name].diagnosis.verdict in ("healthy", "honest_mismatch")) is honest
     (verdict,) = judged(found[name], required(fail_on="bug"))
     assert (verdict.passed is True) is honest
-    said = " ".join(fact.sentence for fact in answered(found[name]).facts)
-    assert ("No sign of one" in said) is honest
+    said = " ".join(fact.text for fact in answered(found[name]).facts)
+    assert ("no sign of a bug" in said) is honest

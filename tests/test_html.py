@@ -115,12 +115,12 @@ def test_a_chi2_below_0_has_no_band_and_says_what_it_is(value, half, said):
 
 @pytest.mark.parametrize("pair", ["", "total."])
 def test_a_tile_has_a_curve_whose_ends_have_the_digits_that_their_intervals_support(pair):
-    series = {"chi2_token": [Number(9806.3, (4100.0, 15500.0)), Number(15882.0, (8100.0, 23700.0))]}
+    series = {"chi2_token": [Number(9806.3, (4100.0, 11500.0)), Number(15882.0, (12100.0, 23700.0))]}
     charts = Charts(steps=BySteps(first=[0, 1], last=[0, 1], series=series))
     known = {f"{pair}{name}": value for name, value in metrics().items() if "." not in name}
     _, drawn = tile(f"{pair}chi2_token", metrics=known, charts=charts)
     assert '<svg class="spark"' in drawn
-    assert "9,800 to 16,000" in drawn
+    assert "9,800 → 16,000" in drawn
 
 
 @pytest.mark.parametrize("note", [None, HEAVY])

@@ -212,7 +212,7 @@ def test_k3_after_a_fix_is_told_where_the_fix_halves_it(after, told):
     cause = Cause(id="off_by_one", statement="Shifted.", statistic="counted", fix="shift it", after=size)
     summary = advised(given(diagnosis=BUG.model_copy(update={"causes": [cause]})))
     todo = next(one.sentence for one in answered(summary).facts if one.label == "What to do")
-    assert ("After it, K3 is" in todo) is ("after the fix" in headline(summary)[4]) is told
+    assert ("After it, K3 is" in todo) is ("after the fix" in headline(summary)[3]) is told
 
 
 def test_no_band_stands_beside_a_bug():

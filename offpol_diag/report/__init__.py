@@ -11,7 +11,6 @@ from offpol_diag.printable import printable_lines
 from offpol_diag.report.answer import Answer, texts
 from offpol_diag.report.plot import TEMPLATES
 from offpol_diag.result import Result
-from offpol_diag.table import Table
 
 if TYPE_CHECKING:
     from offpol_diag.check import Checked
@@ -75,19 +74,12 @@ def markdown(answer: Answer) -> str:
 
     made = Environment(loader=FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True)
     made.finalize, made.filters["texts"] = escaped, texts
-    tiles = [
-        (one.label, one.text, one.band, f"{'no trend, ' * one.flat}{one.below}")
-        for one in answer.tiles
-        if one.short
-    ]
-    notes = (f"* {answer.heavy}",) if answer.heavy else ()
-    headline = Table("tiles", "", ("number", "value", "band", answer.over), tiles, notes)
     known = {
         "answer": answer,
         "icon": ICONS[answer.tone],
         "most": CAUTIONS,
-        "tables": [one for one in (headline, *answer.tables) if one.rows],
-        "evidence": [(one.label, line) for one in answer.facts if not one.spelled for line in one.evidence],
+        "tables": [one for one in (answer.numbers, *answer.tables) if one.rows],
+        "evidence": [(one.label, str(line)) for one in answer.facts for line in one.lines],
     }
     for folded in (True, False):
         drawn = made.get_template("answer.md.j2").render(known, folded=folded)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
-from typing import Any
 
 from offpol_diag.advice import MERGE
 from offpol_diag.diagnosis.numbers import Evidence
@@ -15,7 +15,7 @@ from offpol_diag.metrics import FIRST_GAP, METRICS, PAIRS, Tone, band, title, to
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, doubted, formatted
 from offpol_diag.report import words
-from offpol_diag.report.answer import EXPLAIN, Answer, Fact, Line, Tile, listed
+from offpol_diag.report.answer import EXPLAIN, Answer, Fact, Tile, listed
 from offpol_diag.report.charts import charts
 from offpol_diag.report.rescore import deciding, reproduced
 from offpol_diag.result import DumpFacts, Point, Result, at_steps, curve
@@ -30,40 +30,28 @@ ALIGNED = 0.001
 
 def answer(result: Result) -> Answer:
     """Return the answer of an analysis."""
-    given, found, steps = result.recommendation, tiles(result), _steps(result)
-    diagnosed = result.diagnosis
-    named = [one.id for some in (diagnosed.causes, diagnosed.candidates) for one in some] if diagnosed else []
-    unit = "prompt" if "group_id" in result.dump.columns else "sequence"
-    resampled = f"95% intervals, resampling the {counted(result.dump.groups, unit)}."
-    resampled = resampled if any(number.interval for number in result.whole.values()) else ""
+    given = result.recommendation
     return of_dump(result)(
         *headline(result),
         facts=tuple(_facts(result)),
-        lead=resampled,
-        tiles=found,
-        over=f"steps {steps[0]} to {steps[-1]}" if steps and any(one.curve for one in found) else "",
+        tiles=tiles(result),
         heavy=heavy(result),
         tables=tuple(one for one in _tables(result) if one.rows),
         charts=charts(result),
         code=(("The configuration, ready to paste", given.config),) if given and given.config else (),
         next=tuple(_commands(result)),
-        further=tuple(("explain", f"{EXPLAIN} {one}") for one in named),
     )
-
-
-def _steps(result: Result) -> list[str]:
-    return [one.key.removesuffix(".0") for one in at_steps(result)]  # of a column with rows without a step
 
 
 def of_dump(result: Result, *more_cautions: str) -> partial[Answer]:
     """Return an answer on one dump so far: what was read, in one line, and what limits every number."""
-    dump, steps = result.dump, _steps(result)
+    dump = result.dump
+    steps = [one.key.removesuffix(".0") for one in at_steps(result)]  # of a column with rows without a step
     parts = [counted(dump.sequences, "sequence"), counted(dump.tokens, "token")]
     parts += [counted(dump.groups, "prompt")] if "group_id" in dump.columns else []
     without = " and rows without a step" if len(steps) < len(result.at("step")) else ""
     parts += [f"steps {steps[0]} to {steps[-1]}{without}"] if len(steps) > 1 else []
-    about = f"{name_of(dump)}: {', '.join(parts)}{words.every_column(dump)}"
-    remarks = () if words.every_column(dump) else (f"Columns: {words.columns(dump)}.",)
+    about, remarks = f"{name_of(dump)}: {', '.join(parts)}", (words.columns(dump),)
     return partial(Answer, about, cautions=(*cautions(dump), *more_cautions), remarks=remarks)
 
 
@@ -89,26 +77,27 @@ def cautions(dump: DumpFacts) -> tuple[str, ...]:
     return (*left_out, *dump.notes)
 
 
-def headline(result: Result) -> tuple[str, str, Tone, str, str]:
-    """Return word, sentence, tone and interval of the verdict, and what follows: growth, or K3 of a bug."""
+def headline(result: Result) -> tuple[str, str, Tone, str]:
+    """Return word, sentence and tone of the verdict, and what follows: growth, or K3 of a bug."""
     given, k3, advised = result.diagnosis, result.main("k3"), result.recommendation
-    value, ends = formatted(replace(k3, note=None))
-    size = f"K3 KL is {value} nats per token{f' ({PAIRS[result.prefix]})' if result.prefix else ''}"
+    value, interval = formatted(replace(k3, note=None))
+    pair = f"({PAIRS[result.prefix]})" if result.prefix else ""
+    size = " ".join(filter(None, (f"K3 KL is {value} nats per token", interval, pair)))
     if given is not None and given.verdict == "bug":
         after = words.mended(result)
-        logged = f"As logged, {size}{ends and f' {ends}'}{after and f'; {after} after the fix'}."
-        return "BUG", words.lower(given.headline).rstrip("."), "bad", "", logged if k3.known else ""
-    row, untold = band("k3", k3), given is not None and given.verdict == "cannot_tell"
+        logged = f"As logged, {size}{after and f'; {after} after the fix'}."
+        return "BUG", words.lower(given.headline).rstrip("."), "bad", logged if k3.known else ""
+    row, unsure = band("k3", k3), given is not None and given.verdict == "cannot_tell"
     if row is None:
-        return "", "The dump holds no pair of policies whose mismatch could be measured", "warn", "", ""
+        return "", "The dump holds no pair of policies whose mismatch could be measured", "warn", ""
     if Evidence(result).few and not (given and any(one.exact for one in given.causes)):
-        return "TOO LITTLE DATA for a verdict", f"{size} ({row.name})", "warn", ends, words.grows(result)
+        return "TOO LITTLE DATA for a verdict", f"{size} ({row.name})", "warn", words.grows(result)
     if advised and advised.rule == "identical":
-        return "", "THE SAME NUMBERS TWICE: was one column copied from the other?", "warn", "", ""
-    found = "warn" if untold and tone(row.name) in ("good", "info") else tone(row.name)
-    if untold and not result.undecided:
-        return "CANNOT TELL a bug from a mismatch", f"{size} ({row.name})", found, ends, words.grows(result)
-    return f"{row.name.upper()} off-policy mismatch", size, found, ends, words.grows(result)
+        return "", "THE SAME NUMBERS TWICE: was one column copied from the other?", "warn", ""
+    bad = "warn" if unsure and tone(row.name) in ("good", "info") else tone(row.name)
+    if unsure and not result.undecided:
+        return "CANNOT TELL a bug from a mismatch", f"{size} ({row.name})", bad, words.grows(result)
+    return f"{row.name.upper()} off-policy mismatch", size, bad, words.grows(result)
 
 
 # ---------------------------------------------------------------- facts
@@ -116,32 +105,26 @@ def headline(result: Result) -> tuple[str, str, Tone, str, str]:
 
 def _facts(result: Result) -> Iterator[Fact]:
     """Yield bug, where it lies, cause or candidates, what decides between these, remedy and certainty."""
-    given, advised, open_ = result.diagnosis, result.recommendation, result.undecided
-    scored = [reproduced(result.reference)] if result.reference is not None else []
+    given, advised = result.diagnosis, result.recommendation
+    yield words.bug_or_not(result)
+    yield from words.places(result)
+    if result.reference is not None:
+        yield reproduced(result.reference)
     if result.is_bug:
-        yield from (*words.bug_facts(result), *scored)
+        yield from words.fix(result)
         return
-    checked, causes = tuple(words.checks(result)), given.causes if given else []
-    brief = " ".join(words.sentence(one.text) for one in checked if one.brief)
-    bug = "Not examined." if given is None else f"No sign of one. {brief}".strip()
-    bug = given.headline if given and given.verdict == "cannot_tell" else bug
-    yield Fact("Bug?", bug, words.TITLES[given.verdict] if given else "Not examined", checked)
-    yield from (*words.located(result), *scored)
-    if open_:
-        yield words.candidates(open_)
-        yield Fact("Decide", open_.decide)
+    if result.undecided:
+        yield from words.candidates(result.undecided)
         yield from deciding(result)
-    elif found := words.evidence(result):
-        also = (Line(f"Also: {one.statement} {one.statistic}") for one in causes[1:])
-        lines = (Line(found[0], said=True), *map(Line, found[1:]), *also)
-        yield Fact("Cause", f"{causes[0].statement} {found[0]}", causes[0].statement, lines)
+    elif given and given.causes:
+        yield words.cause(result, given.causes)
     if advised is not None:
         yield words.what_to_do(result, advised)
-        yield from () if open_ else words.how_sure(advised)
+        yield from () if result.undecided else words.how_sure(advised)
 
 
 def _commands(result: Result) -> Iterator[tuple[str, str]]:
-    """Yield the commands to go on with: the configuration of the method, what decides, and a gate."""
+    """Yield the commands to go on with: the configuration, a gate, and what is known of the cause."""
     given, k3 = result.recommendation, result.main("k3").value
     if given is not None and given.method and not given.config and not result.is_bug:
         trainer = named_in(result.dump.provenance) or "TRAINER"
@@ -149,12 +132,15 @@ def _commands(result: Result) -> Iterator[tuple[str, str]]:
     if k3 is not None:
         limit = ALIGNED if k3 < ALIGNED else MERGE
         yield "gate", f"offpol-diag gate NEXT.parquet --fail-on bug --max {result.prefix}k3={limit}"
+    diagnosed = result.diagnosis
+    for one in (diagnosed.causes or diagnosed.candidates)[:1] if diagnosed else ():
+        yield "explain", f"{EXPLAIN} {one.id}"
 
 
 # ---------------------------------------------------------------- headline numbers
 
-SHORT = ("k3", "ppl_ratio", "ess_tokens", "ess_sequences", "chi2_token")
-"""Numbers with a tile in the short answer too."""
+TILES = ("k3", "ppl_ratio", "ess_tokens", "ess_sequences", "chi2_token")
+"""Numbers of the dump that have a tile, with a band where no heavy tail decides them."""
 MASKS = ("seq_mis", "geo_rs", "bypass_ppo_clip_geo_rs")
 """Presets whose rejected tokens are shown where the recommended method rejects none; the last of dumps
 without π_old."""
@@ -167,10 +153,11 @@ def heavy(result: Result) -> str:
         return ""
     lost = "ESS, χ² and E[r] cannot be estimated, and K3 may be too low"
     lost = lost if "tokens" in over else "ESS and χ² of sequences cannot be estimated"
-    return f"Heavy tail (k̂ {' and '.join(_bare(result.main(f'khat_{one}')) for one in over)}): {lost}."
+    return f"Heavy tail (k̂ {' and '.join(_value(result.main(f'khat_{one}')) for one in over)}): {lost}."
 
 
-def _bare(number: Number) -> str:
+def _value(number: Number) -> str:
+    """Return a number as text, without its star."""
     return formatted(replace(number, note=None)).value
 
 
@@ -180,47 +167,57 @@ def tiles(result: Result) -> tuple[Tile, ...]:
     No band stands at a number that a heavy tail decides, nor beside a bug.
     """
     found = []
-    for name in SHORT:
+    for name in TILES:
         number = result.main(name)
         row, remark = band(name, number), below_0(name, number)
-        named = "" if row is None or result.is_bug or doubted(number) or remark else row.name
-        found.append(_tile(result, name, number, band=named, short=True, remark=remark))
-    given = result.recommendation
-    names = dict.fromkeys((given.method if given and given.method else "", *MASKS))
-    rejected = {name: one for name in names if (one := result.preset(name).get("tokens_rejected"))}
-    some = [name for name in rejected if name not in MASKS and rejected[name].value]
-    some = some or [name for name in rejected if name in MASKS] or [*rejected]
-    for name in some[:1]:
-        others = (f"{one}: {formatted(rejected[one]).value}" for one in some[1:2])
-        number, below = replace(rejected[name], interval=None), "; ".join((name, *others))
-        found.append(_tile(result, f"{name}.tokens_rejected", number, label="Rejected", interval=below))
+        unjudged = row is None or result.is_bug or doubted(number) or remark
+        judged = "" if unjudged or row is None else row.name
+        found.append(_tile(result, name, result.prefix + name, number, band=judged, remark=remark))
+    found += _rejected(result)
     khat, sequences = result.main("khat_tokens"), result.main("khat_sequences")
-    named = "unreliable" if khat.note else "reliable"
-    below = f"sequences: {_bare(sequences)}" if sequences.known else ""
+    judged = "unreliable" if khat.note else "reliable"
+    remark = f"sequences: {_value(sequences)}" if sequences.known else ""
     number = replace(khat, note=None, interval=None)
-    found.append(_tile(result, "khat_tokens", number, band=named, interval=below))
+    found.append(Tile(title("khat_tokens"), f"{result.prefix}khat_tokens", number, judged, remark))
     reward = result.whole.get("mean_reward", Number())
-    found.append(_tile(result, "reward", reward, label=title("mean_reward"), key="mean_reward", short=True))
-    return tuple(one for one in found if isinstance(one.number, Number) and one.number.known)
+    found.append(_tile(result, "reward", "mean_reward", reward))
+    return tuple(one for one in found if one.number.known)
 
 
-def _tile(result: Result, name: str, number: Number, **more: Any) -> Tile:
-    """Return a tile with its curve over the steps, whether that is flat, and its ends in words."""
+def _rejected(result: Result) -> Iterator[Tile]:
+    """Yield what the recommended method rejects; where that is nothing, what two masks would."""
+    given = result.recommendation
+    if result.is_bug:
+        return
+    names = dict.fromkeys((given.method if given and given.method else "", *MASKS))
+    known = {name: one for name in names if (one := result.preset(name).get("tokens_rejected"))}
+    rejecting = [name for name in known if name not in MASKS and known[name].value]
+    rejecting = rejecting or [name for name in known if name in MASKS] or [*known]
+    for name in rejecting[:1]:
+        others = (f"{one}: {formatted(known[one]).value}" for one in rejecting[1:2])
+        remark = "; ".join((name, *others))
+        yield Tile("Rejected", f"{name}.tokens_rejected", replace(known[name], interval=None), "", remark)
+
+
+def _tile(result: Result, name: str, key: str, number: Number, **more: str) -> Tile:
+    """Return a tile with its curve over the steps, and the ends of that."""
     points = curve(result, name)
     known = [one for one in points if one.value is not None]
-    if len(known) > 1:
-        flat = is_flat(known)
-        ordered = sorted(known, key=lambda one: one.value or 0.0) if flat else known
-        ends = [Number(one.value, one.interval, number.unit) for one in (ordered[0], ordered[-1])]
-        spelled = [formatted(one).value for one in ends]
-        more["below"] = " to ".join(dict.fromkeys(spelled)) if flat else " → ".join(spelled)
-        more |= {"flat": flat, "curve": tuple(one.value for one in points)}
-    own: dict[str, Any] = {"label": title(name), "key": name}
-    if name in METRICS:
-        own |= {"key": result.prefix + name, "log": METRICS[name].log}
-    if more.get("band"):
-        own["tone"] = tone(more["band"])
-    return Tile(number=number, **own | more)
+    heights, trend = tuple[float | None, ...](), ""
+    if len(known) > 1 and is_flat(known):
+        trend = "no trend"
+    elif len(known) > 1:
+        log = METRICS[name].log if name in METRICS else False
+        heights = tuple(_height(one.value, log) for one in points)
+        ends = (Number(one.value, one.interval, number.unit) for one in (known[0], known[-1]))
+        trend = " → ".join(formatted(one).value for one in ends)
+    return Tile(title(key.removeprefix(result.prefix)), key, number, curve=heights, trend=trend, **more)
+
+
+def _height(value: float | None, log: bool) -> float | None:
+    if value is None or not log:
+        return value
+    return math.log10(value) if value > 0 else None
 
 
 def is_flat(points: Sequence[Point]) -> bool:

@@ -1,12 +1,13 @@
-"""The answer of a command, before it is drawn: terminal, Markdown and page say the same of it."""
+"""The answer of a command as data, which terminal, Markdown and page draw: they say the same."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from offpol_diag.metrics import Tone
+from offpol_diag.metrics import Tone, tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, doubted, formatted, minus
 from offpol_diag.report.plot import Chart
@@ -16,44 +17,34 @@ EXPLAIN = "offpol-diag doctor --explain"
 """What prints all that is known of a cause."""
 MARKS = {"ok": "✓ ", "no": "✗ ", "un": "? ", "": ""}
 """Whether a check passed, failed, or could not be made."""
+TICKS, MOST_TICKS = "▁▂▃▄▅▆▇█", 9
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of evidence.
-
-    Attributes:
-        mark: of a check: a key of `MARKS`.
-        detail: what explains it.
-        brief: whether the sentence of its fact has this text too.
-        said: whether that sentence says all of it, so that only a card of the page has the line.
-    """
+    """A line of evidence: of a check with its mark, a key of `MARKS`; `detail` explains it, in sentences."""
 
     text: str
     mark: str = ""
     detail: str = ""
-    brief: bool = False
-    said: bool = False
 
     def __str__(self) -> str:
         """Return the line as text."""
-        goes_on = self.detail[:1].islower() or self.detail[:1].isdigit()
-        detail = f"{': ' if goes_on else '. '}{self.detail}" if self.detail else ""
-        return f"{MARKS[self.mark]}{self.text.rstrip('.') if detail else self.text}{detail}"
+        text = f"{self.text.rstrip('.')}. {self.detail}" if self.detail else self.text
+        return f"{MARKS[self.mark]}{text}"
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A labelled sentence, and the card that the page makes of it.
+    """A finding under its label.
 
     Attributes:
         label: what it is about.
-        sentence: the finding; where it is empty, the lines are said in its place.
-        title: the card's heading; "" where the page has no card for it.
-        lines: what it rests on.
-        table: numbers beside it.
-        code: name and text of what is to be pasted.
-        spelled: whether the lines are said everywhere, not only where there is room.
+        sentence: the finding, or what follows its title.
+        title: the finding in a phrase, where the page makes a card of it, whose heading it is.
+        lines: what it rests on, where there is room.
+        table: numbers beside it, on its card.
+        code: name and text of what is to be pasted, on its card.
     """
 
     label: str
@@ -62,40 +53,39 @@ class Fact:
     lines: tuple[Line, ...] = ()
     table: Table | None = None
     code: tuple[tuple[str, str], ...] = ()
-    spelled: bool = False
 
     @property
-    def evidence(self) -> list[str]:
-        """What it rests on, a line each, without what its sentence says."""
-        return [str(line) for line in self.lines if not line.said]
+    def text(self) -> str:
+        """Title and sentence in a row."""
+        title = f"{self.title.rstrip('.')}." if self.title else ""
+        return f"{title} {self.sentence}".strip()
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A headline number: its name, how it is judged, and a small curve of it.
+    """A headline number.
 
     Attributes:
-        number: the number.
-        interval: what stands below; empty for the number's own interval.
-        below: at the foot: the ends of the curve.
-        key: the number's name for the gate.
-        remark: what stands beside the interval.
-        short: whether it stands in the short answer.
-        flat, log: whether the curve shows no trend, and is drawn on a log scale.
+        label: its name for readers; `key`: its name for the gate.
+        number: its value, with the interval.
+        band: how it is judged; empty where a heavy tail or a bug decides the number.
+        remark: what else there is to say of the value.
+        curve: its heights over the steps, on a log scale where its metric has one; none without a trend.
+        trend: the ends of the curve, or that there is no trend; empty where nothing is known of the steps.
     """
 
     label: str
+    key: str
     number: Number
     band: str = ""
-    tone: Tone | None = None
-    interval: str = ""
-    below: str = ""
-    key: str = ""
-    curve: Sequence[float | None] = ()
     remark: str = ""
-    short: bool = False
-    flat: bool = False
-    log: bool = False
+    curve: Sequence[float | None] = ()
+    trend: str = ""
+
+    @property
+    def tone(self) -> Tone | None:
+        """How bad its band is."""
+        return tone(self.band) if self.band else None
 
     @property
     def doubt(self) -> bool:
@@ -113,15 +103,9 @@ class Tile:
         return minus(formatted(replace(self.number, note=None)).value)
 
     @property
-    def beside(self) -> str:
-        """The interval as text, or what stands in its place."""
-        return minus(self.interval or formatted(self.number).interval)
-
-    @property
-    def text(self) -> str:
-        """Value, interval and remark in one line."""
-        remark = f"({self.remark})" if self.remark else ""
-        return " ".join(filter(None, (f"{self.value}{'*' * self.doubt}", self.beside, remark)))
+    def interval(self) -> str:
+        """The interval as text."""
+        return minus(formatted(self.number).interval)
 
 
 @dataclass(frozen=True)
@@ -131,18 +115,16 @@ class Answer:
     Attributes:
         about: what was read.
         word: a judgement before the sentence; may be empty.
-        sentence: the verdict; with `word` and `interval` it is what `--quiet` prints.
+        sentence: the verdict; with `word` it is what `--quiet` prints.
         tone: how bad it is.
-        interval: the interval of the number in the sentence.
         more: what else is to be said at once.
         cautions: what limits every number.
         facts: further findings.
-        lead: what the tiles are; `tiles`: the headline numbers; `over`: what their curves run over.
-        heavy: which of them a heavy tail leaves unknown.
+        tiles: the headline numbers; `heavy`: which of them a heavy tail leaves unknown.
         tables: `shown` says which of them stand where.
         charts: the charts.
         code: caption and text to paste.
-        next: label and command to go on with; `further`: those that are told where there is room.
+        next: label and command to go on with.
         remarks: how it was made, and what was left out.
         heading: the heading in a pull request.
     """
@@ -151,27 +133,54 @@ class Answer:
     word: str
     sentence: str
     tone: Tone
-    interval: str = ""
     more: str = ""
     cautions: tuple[str, ...] = ()
     facts: tuple[Fact, ...] = ()
-    lead: str = ""
     tiles: tuple[Tile, ...] = ()
-    over: str = ""
     heavy: str = ""
     tables: tuple[Table, ...] = ()
     charts: tuple[Chart, ...] = ()
     code: tuple[tuple[str, str], ...] = ()
     next: tuple[tuple[str, str], ...] = ()
-    further: tuple[tuple[str, str], ...] = ()
     remarks: tuple[str, ...] = ()
     heading: str = "offpol-diag"
 
     @property
     def headline(self) -> str:
         """The verdict in one line."""
-        word = f"{self.word}: " if self.word else ""
-        return f"{word}{self.sentence}{f' {self.interval}' if self.interval else ''}"
+        return f"{self.word}: {self.sentence}" if self.word else self.sentence
+
+    @property
+    def numbers(self) -> Table:
+        """The tiles as a table of texts: value with its interval, band, and curve or remark."""
+        rows = [
+            (
+                one.label,
+                f"{one.value}{'*' * one.doubt} {one.interval}".strip(),
+                one.band,
+                "  ".join(filter(None, (sparkline(one.curve), one.trend, one.remark))),
+            )
+            for one in self.tiles
+        ]
+        notes = (f"* {self.heavy}",) if self.heavy else ()
+        steps = "by step" if any(one.trend for one in self.tiles) else ""
+        return Table("tiles", "", ("number", "value [95% interval]", "band", steps), rows, notes)
+
+
+def sparkline(heights: Sequence[float | None]) -> str:
+    """Return a curve in at most `MOST_TICKS` characters, blank where a height is missing."""
+    some = [
+        y if y is not None and math.isfinite(y) else None
+        for y in heights[:: max(1, math.ceil(len(heights) / MOST_TICKS))]
+    ]
+    known = [y for y in some if y is not None]
+    if len(known) < 2:
+        return ""
+    low, half = min(known) / 2, max(known) / 2 - min(known) / 2  # halves do not overflow
+    places = (
+        None if y is None else round((len(TICKS) - 1) * (y / 2 - low) / half) if half else 0 for y in some
+    )
+    return "".join(" " if place is None else TICKS[place] for place in places)
 
 
 def listed(names: Sequence[str]) -> str:

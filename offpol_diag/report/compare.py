@@ -130,7 +130,7 @@ def of_runs(summary: Result) -> Answer:
         ),
         tables=tuple(_numbers(rows, [*runs])),
         charts=tuple(_by_step(runs)),
-        remarks=tuple(f"{run}. Columns: {columns(one.dump)}." for run, one in runs.items()),
+        remarks=tuple(f"{run}. {read}" for run, one in runs.items() if (read := columns(one.dump))),
     )
 
 

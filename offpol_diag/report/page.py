@@ -79,13 +79,12 @@ def percent(k3: float | None) -> float:
     return round(20 * (min(max(math.log10(max(k3 or 0.0, 1e-5)), -5), 0) + 5), 2)
 
 
-def spark(values: Sequence[float | None], log: bool) -> str:
+def spark(heights: Sequence[float | None]) -> str:
     """Return the points of a small curve in a box of 240 by 30."""
-    places = [math.log10(y) if y and log and y > 0 else None if log else y for y in values]
-    known = [y for y in places if y is not None]
+    known = [y for y in heights if y is not None]
     low = min(known, default=0.0)
-    span, step = (max(known, default=1.0) - low) or 1.0, 234 / max(len(places) - 1, 1)
-    pairs = [(3 + i * step, 27 - 24 * (y - low) / span) for i, y in enumerate(places) if y is not None]
+    span, step = (max(known, default=1.0) - low) or 1.0, 234 / max(len(heights) - 1, 1)
+    pairs = [(3 + i * step, 27 - 24 * (y - low) / span) for i, y in enumerate(heights) if y is not None]
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in pairs)
 
 

@@ -32,13 +32,14 @@ def answer(summary: Result, found: Sweep) -> Answer:
     own = next((one for one in points if one.own), points[0])
     value, interval = formatted(own.numbers.get(name, Number()))
     what = f"an ESS of tokens of {value}" if name == "ess_tokens" else f"{value} of the tokens"
-    sentence, next_ = f"{found.preset} at {own.threshold:.7g} keeps {what}", analysis(summary.dump)
+    sentence = f"{found.preset} at {own.threshold:.7g} keeps {what} {interval}".strip()
+    next_ = analysis(summary.dump)
     bound = f"{found.which} of {found.preset} moves{'' if '.' in found.which else ', the window [1/b, b]'}; "
     facts = [Fact("Bound", f"{bound}it is on {found.statistic} of each {found.unit}, r = π_train/π_rollout.")]
     if window := found.window:
         ends = {place.rpartition(".")[2]: repr(end) for place, end in window.point.bounds.items()}
         held = " ≤ ".join(filter(None, (ends.get("lower"), found.statistic, ends.get("upper"))))
-        share, interval = format_value(window.kept / window.of, "fraction"), ""
+        share = format_value(window.kept / window.of, "fraction")
         sentence = f"{held} keeps {share} of the {found.unit}s"
         many = f"{count(window.kept)} of {count(window.of)} {found.unit}s"
         facts.append(Fact("Asked", f"{format_value(window.asked, 'fraction')}; kept are {many}."))
@@ -50,7 +51,7 @@ def answer(summary: Result, found: Sweep) -> Answer:
     ]
     caption = f"{found.preset} by threshold of {found.which} (←: the preset as it stands)"
     table = Table("sweep", caption, ("threshold", *map(title, shown)), rows)
-    return of_dump(summary)("", sentence, "info", interval, facts=tuple(facts), tables=(table,), next=next_)
+    return of_dump(summary)("", sentence, "info", facts=tuple(facts), tables=(table,), next=next_)
 
 
 def some(points: Sequence[SweptPoint], name: str) -> list[SweptPoint]:

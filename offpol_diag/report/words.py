@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offpol_diag.advice import GROWN, MERGE, Growth, growth, prescribed
+from offpol_diag.advice import GROWN, MERGE, METHOD, growth, prescribed
 from offpol_diag.diagnosis.numbers import Evidence
 from offpol_diag.metrics import band, title, tone
 from offpol_diag.number import Number
@@ -15,6 +15,7 @@ from offpol_diag.numerals import count, counted, doubted, format_number, format_
 from offpol_diag.presets import catalogue
 from offpol_diag.report.answer import EXPLAIN, Answer, Fact, Line
 from offpol_diag.result import (
+    After,
     Cause,
     Diagnosis,
     DumpFacts,
@@ -30,14 +31,12 @@ from offpol_diag.trainers.translate import trainers_for
 if TYPE_CHECKING:
     from offpol_diag.diagnosis.cause import Cause as KnownCause
 
-TITLES = {
-    "healthy": "Healthy: nothing points to a logging bug",
-    "honest_mismatch": "Honest mismatch: nothing points to a logging bug",
+VERDICTS = {
+    "healthy": "Healthy: no sign of a bug",
+    "honest_mismatch": "Honest mismatch: no sign of a bug",
     "bug": "A bug: the log-probs are logged or computed wrongly",
-    "cannot_tell": "Cannot tell: nothing in this dump establishes a cause",
 }
-"""Verdict → the diagnosis in a phrase."""
-FIRST = "No correction is named before the fix."
+"""Verdict → the answer to whether it is a bug; where nothing can be told, the diagnosis says why."""
 SMALLER = (
     "Make updates smaller: a lower learning rate, fewer epochs per batch, fewer steps between weight syncs."
 )
@@ -78,69 +77,106 @@ K1 = {
 """Where K1 lies → mark, finding, and what else it may come from."""
 
 
-def checks(result: Result) -> Iterator[Line]:
-    """Yield what was checked for a bug; `brief` ones stand in the short answer where no bug was found."""
-    given, whole = result.diagnosis, result.whole
+def bug_or_not(result: Result) -> Fact:
+    """Return whether it is a bug, by which evidence, and every check."""
+    given = result.diagnosis
     if given is None:
-        return
-    yield from (Line(one.statement, "no", one.statistic) for one in given.causes if one.kind == "bug")
-    k1, ratio = (whole.get(result.prefix + name, Number()) for name in ("k1", "mean_ratio"))
+        return Fact("Bug?", "", "Not examined")
+    bugs = [one for one in given.causes if one.kind == "bug"]
+    lines = [Line(one.statement, "no", sentence(one.statistic)) for one in bugs]
+    lines += [Line(f"Examples: {'; '.join(map(_example, one.examples))}") for one in bugs if one.examples]
+    checked = [*checks(result)]
+    lines += checked
+    if given.sequences and given.sequences < result.dump.sequences:
+        some = f"{count(given.sequences)} of the {count(result.dump.sequences)} sequences"
+        lines.append(Line(f"Looked for faults in {some}", "ok"))
+    lines += [Line(f"Not testable on this dump: {one}", "un") for one in given.undecidable]
+    if given.verdict == "cannot_tell":
+        return Fact("Bug?", "", given.headline, tuple(lines))
+    found, title_ = " ".join(sentence(one.text) for one in checked), VERDICTS[given.verdict]
+    if result.is_bug and given.causes:
+        first, *others = given.causes
+        title_ = f"A bug ({first.id})"
+        found = sentence(f"counted: {first.statistic}" if first.exact else first.statistic)
+        found += f" Also: {' '.join(one.statement for one in others)}" if others else ""
+    return Fact("Bug?", found, title_, tuple(lines))
+
+
+def checks(result: Result) -> Iterator[Line]:
+    """Yield what was measured to find a bug: K1, K3 of weights in sync, and E[r]."""
+    k1, ratio = (result.whole.get(result.prefix + name, Number()) for name in ("k1", "mean_ratio"))
     if k1.value is not None:
         place = "above" if k1.value >= 0 else "around"
         if k1.interval and k1.interval[1] < 0:
             place = "bug" if result.is_bug else "open"
-        mark, said, why = K1[place]
-        yield Line(said, mark, f"{format_number(k1)} nats. {DRAWN}{why}", brief=True)
-    if (apart := apart_in_sync(result)) and not result.is_bug:
+        mark, finding, others = K1[place]
+        yield Line(finding, mark, f"It is {format_number(k1)} nats. {DRAWN}{others}")
+    synced, apart = in_sync(result), apart_in_sync(result)
+    if apart and not result.is_bug:
         least, most = (f"{rounded(one.value)} (step {one.step})" for one in apart)
         why = "Weights in sync differ by numerics alone, and as much at every step."
-        yield Line(f"In sync (lag 0) K3 is {least} to {most}", "un", why, brief=True)
-    synced = in_sync(result)
-    if synced and not result.is_bug and (row := band("k3", Number(value=synced.value))):
+        yield Line(f"In sync (lag 0) K3 is {least} to {most}", "un", why)
+    elif synced and not result.is_bug and (row := band("k3", Number(value=synced.value))):
         agree = tone(row.name) in ("good", "info")
         why = f"There engine and trainer {'agree' if agree else 'differ already'}. "
         why += "A wrong temperature, a shifted column or a padding value would show here already."
-        yield Line(f"In sync (lag 0) K3 is {rounded(synced.value)}", "ok" if agree else "un", why, brief=True)
+        yield Line(f"In sync (lag 0) K3 is {rounded(synced.value)}", "ok" if agree else "un", why)
     if ratio.value is not None and doubted(ratio):
         mean = formatted(replace(ratio, note=None)).value
         why = f"The tail of r is too heavy: its sample mean, {mean}, is not a usable estimate."
-        yield Line("E[r] = 1 cannot be tested", "un", why, brief=True)
+        yield Line("E[r] = 1 cannot be tested", "un", why)
     elif ratio.interval is not None:
         holds = ratio.interval[0] <= 1 <= ratio.interval[1]
-        why = "1 when the tokens were drawn from the logged distribution."
-        yield Line(f"E[r] is {format_number(ratio)}", "ok" if holds else "un", why, brief=True)
-    if given.sequences and given.sequences < result.dump.sequences:
-        some = f"{count(given.sequences)} of the {count(result.dump.sequences)} sequences"
-        yield Line(f"Looked for faults in {some}", "ok")
-    yield from (Line("Not testable on this dump", "un", one) for one in given.undecidable)
+        why = "It is 1 when the tokens were drawn from the logged distribution."
+        yield Line(f"E[r] is {format_number(ratio)}", "ok" if holds else "un", why)
+
+
+def _example(one: tuple[str, int, float, float]) -> str:
+    name, position, rollout, train = one
+    logs = f"log π_rollout {format_value(rollout)}, log π_train {format_value(train)}"
+    return f"sequence {name}, position {position}: {logs}"
+
+
+def places(result: Result) -> Iterator[Fact]:
+    """Yield what a bug affects, then the clearest place that tells damaged tokens from clean ones."""
+    given = result.diagnosis
+    if given is None:
+        return
+    for one in given.causes[:1] if result.is_bug else ():
+        counts = ((one.tokens, given.tokens, "tokens"), (one.sequences, given.sequences, "sequences"))
+        affected = [f"{count(x)} of {count(of or x)} {unit}" for x, of, unit in counts if x is not None]
+        if one.where or affected:
+            yield Fact("Where", "", "; ".join(filter(None, (one.where, *affected))))
+    for place in given.where[:1]:
+        yield Fact("Where", place.sentence, lines=(Line(place.measure),))
 
 
 # ---------------------------------------------------------------- causes
 
+MOSTLY, TWICE = 0.5, 2.0
+"""Share of K3 at lag 0 below which it is not the engine's; growth at one lag from which the updates grow."""
 
-def evidence(result: Result) -> list[str]:
-    """Return the evidence for an honest cause in sentences, the most telling first."""
-    lag, given, synced = result.charts.lag, result.diagnosis, in_sync(result)
-    if given is None or not given.causes:
-        return []
-    said = list[str]()
+
+def cause(result: Result, causes: Sequence[Cause]) -> Fact:
+    """Return the honest cause, the most telling evidence for it, how to confirm it, and other causes."""
+    lag, synced, first = result.charts.lag, in_sync(result), causes[0]
+    evidence = []
     if lag and lag.start and lag.end and lag.steps and grew(result):
-        first, last = rounded(lag.start.value), rounded(lag.end.value)
-        said.append(
-            f"At a constant lag of {lag.lag}, K3 rises from {first} (step {lag.steps[0]}) to {last} (step "
-            f"{lag.steps[1]}): the updates grow, or weights no longer arrive, which a checksum of them on "
-            "both sides tells apart."
+        low, high = rounded(lag.start.value), rounded(lag.end.value)
+        evidence.append(
+            f"At a constant lag of {lag.lag}, K3 rises from {low} (step {lag.steps[0]}) to {high} (step "
+            f"{lag.steps[1]}): updates grow, or weights no longer arrive. Compare checksums of the "
+            "weights of both sides."
         )
     if lag and synced and lag.in_sync_share is not None and lag.in_sync_share < MOSTLY:
         level, share = rounded(synced.value), rounded(lag.in_sync_share, "share")
-        said.append(f"Not the engine, as far as lag 0 shows: there K3 is {level}, {share} of all.")
-    every = {"Evidence": sentence(given.causes[0].statistic) if not said else ""}
-    every |= {"To confirm": given.causes[0].confirm, "At the source": given.causes[0].fix}
-    return said + [f"{label}: {text}" for label, text in every.items() if text]
-
-
-MOSTLY, TWICE = 0.5, 2.0
-"""Share of K3 at lag 0 below which it is not the engine's; growth at one lag from which the updates grow."""
+        synced_ = f"with weights in sync (lag 0) K3 is {level}, {share} of the dump's"
+        evidence.append(f"It is not the engine: {synced_}.")
+    evidence = evidence or [sentence(first.statistic)]
+    more = {"To confirm": first.confirm, "At the source": first.fix}
+    lines = [*evidence[1:], *(f"{label}: {text}" for label, text in more.items() if text)]
+    lines += [f"Also: {one.statement} {one.statistic}" for one in causes[1:]]
+    return Fact("Cause", evidence[0], first.statement, tuple(map(Line, lines)))
 
 
 def grew(result: Result) -> bool:
@@ -150,76 +186,48 @@ def grew(result: Result) -> bool:
     return bool(stale and lag and lag.growth and lag.growth > TWICE and lag.start and lag.end and lag.steps)
 
 
-def candidates(given: Diagnosis) -> Fact:
-    """Return the causes that fit in their order, each with what speaks for it and against it."""
-    many = len(given.candidates)
-    heading = "One fits, and is not established" if many == 1 else f"{many} fit, the least contradicted first"
+def candidates(given: Diagnosis) -> Iterator[Fact]:
+    """Yield the causes that fit in their order, what speaks for and against each, and what decides."""
+    named = [f"({place}) {one.statement}" for place, one in enumerate(given.candidates, 1)]
+    title_ = "One fits, and is not established" if len(named) == 1 else "The least contradicted first"
     lines = []
     for place, one in enumerate(given.candidates, 1):
-        some, others = (" ".join(said) or "nothing in this dump." for said in (one.for_, one.against))
-        lines.append(Line(f"{place}. {one.statement}", "", f"For: {some} Against: {others}"))
-    return Fact("Candidates", "", heading, tuple(lines), spelled=True)
+        sides = {"For": one.for_, "Against": one.against}
+        lines += [Line(f"{side} ({place}): {' '.join(text)}") for side, text in sides.items() if text]
+    yield Fact("Candidates", " ".join(named), title_, tuple(lines))
+    yield Fact("Decide", given.decide)
 
 
-def bug_facts(result: Result) -> Iterator[Fact]:
-    """Yield what is wrong, where, how to confirm it, what to do, and how sure that is."""
-    assert result.diagnosis is not None
-    given, checked = result.diagnosis, tuple(checks(result))
-    if not given.causes:
-        yield Fact("Bug?", given.headline, TITLES["bug"], checked)
-        yield Fact("What to do", f"Fix the bug first. {FIRST}", "Fix the bug first")
-        return
-    first, *others = given.causes
-    also = f" Also: {' '.join(one.statement for one in others)}" if others else ""
-    lines = [Line(f"{label}: {text}") for label, text in _details(first, given, result).items() if text]
-    lines += [Line(f"Also: {one.statement} {one.statistic}") for one in others]
-    after, where = mended(result), next((one.where for one in given.causes if one.where), "")
-    fixed = f" After it, K3 is {after} nats." if after else ""
-    leave = f" Until then, leave out the sequences with {where}." if where else ""
-    heading = f"Fix the bug first{f': {first.fix}' if first.fix else ''}"
-    why = (Line(result.recommendation.sentence),) if result.recommendation else ()
-    yield Fact("Bug?", f"Yes ({first.id}): {sentence(first.statistic)}{also}", TITLES["bug"], checked)
-    yield Fact("Where", sentence(first.where))
-    yield from located(result)
-    yield Fact("To confirm", sentence(first.confirm))
-    yield Fact("Cause", "", first.statement, tuple(lines))
-    yield Fact("What to do", f"{sentence(first.fix)}{fixed}{leave}", heading, why)
-    yield Fact("How sure", f"{'Counted, not estimated. ' * first.exact}{FIRST}")
+# ---------------------------------------------------------------- what to do
 
 
-def _details(cause: Cause, given: Diagnosis, result: Result) -> dict[str, str]:
-    """Return the evidence of a cause, where it is, how to confirm it, its fix, and the numbers after it."""
-    counts = ((cause.tokens, given.tokens, "tokens"), (cause.sequences, given.sequences, "sequences"))
-    affected = [
-        f"{count(some)} of {count(of or some)} {what}" for some, of, what in counts if some is not None
-    ]
-    examples = (
-        f"sequence {name}, position {at}: log π_rollout {format_value(q)}, log π_train {format_value(p)}"
-        for name, at, q, p in cause.examples
-    )
-    found = {
-        "Counted" if cause.exact else "Evidence": cause.statistic,
-        "Where": "; ".join([cause.where, *affected] if cause.where else affected),
-        "Examples": "; ".join(examples),
-        "To confirm": cause.confirm,
-        "Fix": cause.fix,
-    }
-    if after := cause.after:
-        then = []
-        for name, key, unit in (("K3", "k3", ""), ("E[r]", "mean_ratio", ""), ("ESS", "ess_tokens", "share")):
-            logged = format_number(replace(result.main(key), interval=None, note=None))
-            then.append(
-                f"{name} {logged} → {'≈ ' * after.approximate}{format_value(getattr(after, key), unit)}"
-            )
-        over = f"(over {counted(after.tokens, 'token')})"
-        found[f"After the fix, {after.what}"] = f"{', '.join(then)} {over}"
-    return found
+def fix(result: Result) -> Iterator[Fact]:
+    """Yield how to confirm a bug and what to do: no correction is named before it is fixed."""
+    given = result.diagnosis
+    assert given is not None
+    first = given.causes[0] if given.causes else None
+    title_, effect, lines = "Fix the bug first", "", []
+    if first is not None:
+        yield Fact("To confirm", sentence(first.confirm))
+        where, after = next((one.where for one in given.causes if one.where), ""), mended(result)
+        title_ += f": {first.fix}" if first.fix else ""
+        effect = f"After it, K3 is {after} nats. " if after else ""
+        effect += f"Until then, leave out the sequences with {where}. " if where else ""
+        lines += [_after(first.after, result)] if first.after else []
+    lines += [f"Also: {one.statement} {one.statistic}" for one in given.causes[1:]]
+    lines += [result.recommendation.sentence] if result.recommendation else []
+    named = "No correction is named before the fix."
+    yield Fact("What to do", f"{effect}{named}", title_, tuple(map(Line, lines)))
 
 
-def located(result: Result) -> Iterator[Fact]:
-    """Yield the clearest place that tells damaged tokens from clean ones, and what decides there."""
-    for one in result.diagnosis.where[:1] if result.diagnosis else ():
-        yield Fact("Where", one.sentence, lines=(Line(one.measure),))
+def _after(after: After, result: Result) -> str:
+    """Return the numbers as logged, and after a repair."""
+    changes = []
+    for name, key, unit in (("K3", "k3", ""), ("E[r]", "mean_ratio", ""), ("ESS", "ess_tokens", "share")):
+        logged = format_number(replace(result.main(key), interval=None, note=None))
+        about = "≈ " if after.approximate else ""
+        changes.append(f"{name} {logged} → {about}{format_value(getattr(after, key), unit)}")
+    return f"After the fix, {after.what}: {', '.join(changes)} (over {counted(after.tokens, 'token')})"
 
 
 def mended(result: Result) -> str:
@@ -229,9 +237,6 @@ def mended(result: Result) -> str:
     if after is None or (k3 is not None and after.k3 > k3 / 2):
         return ""
     return f"{'about ' * after.approximate}{rounded(after.k3)}"
-
-
-# ---------------------------------------------------------------- what to do
 
 
 def grows(result: Result) -> str:
@@ -252,62 +257,49 @@ def grows(result: Result) -> str:
     return f"{'It collapses' if fall and last > MERGE else 'It grows'}: {rises}{fall}."
 
 
-REMEDIES = {
-    "open": (
-        "Until the cause is known, {title} limits the harm: {effect}.",
-        "Measure first; until the cause is known, {title}",
-    ),
-    "grows": ("Then {title} ({effect}).", "Resume from before step {step}, then use {title}"),
-    "": ("{title}: {effect}.", "Use {title}"),
-}
-"""What a correction is given for: causes that are open, a run whose K3 grows, any other → what to do, and the
-heading of its card."""
-
-
 def what_to_do(result: Result, given: Recommendation) -> Fact:
     """Return the correction, why, what it changes on this dump, and its configuration for each trainer."""
-    open_, grown, method = result.undecided, growth(result), given.method or ""
-    before = _resume(result, grown)
-    remedy, heading, source = given.sentence, capital(given.decision), ""
-    if given.decision == "no correction needed" and not open_:
-        remedy = f"No correction is needed. {remedy}"
-    if given.title:
-        case = REMEDIES["open" if open_ else "grows" if before else ""]
-        effect, step = _effect(result, method), grown and grown.surely
-        remedy, heading = (one.format(title=given.title, effect=effect, step=step) for one in case)
-        causes = result.diagnosis.causes if result.diagnosis else []
-        fix = next((one.fix for one in causes if one.kind == "honest" and one.fix), "")
-        source = f"At the source: {lower(sentence(fix))}" if fix and not (before and grew(result)) else ""
-    lines = [Line(f"First: {lower(open_.decide)}")] if open_ and open_.decide else []
-    lines += [Line(before, said=True)] if before else []
-    lines += [Line(given.sentence, said=not given.title)]
+    grown, method, open_ = growth(result), given.method or "", result.undecided
+    step = grown.surely if grown else None
+    steps = ["measure first"] if open_ else []
+    steps += [f"resume from before step {step}"] if step else []
+    when = "until the cause is known, " if open_ else "then " if step else ""
+    steps.append(f"{when}use {given.title}" if given.title else given.decision)
+    said = []
+    if grown and step:
+        perhaps = f" (perhaps from step {grown.perhaps})" if grown.perhaps != step else ""
+        said.append(f"From step {step} on K3 is above {MERGE:g}{perhaps}.")
+        said += [SMALLER] if grew(result) else []
+    said.append(_effect(result, method) if given.title else given.sentence)
+    causes = result.diagnosis.causes if result.diagnosis else []
+    source = next((one.fix for one in causes if one.kind == "honest" and one.fix), "")
+    if given.title and source and not (step and grew(result)):
+        said.append(f"At the source: {lower(sentence(source))}")
+    lines = [given.sentence] if given.title else []
     if method in result.presets:
-        lines.append(
-            Line(f"As a rule: {result.presets[method].method}, where r = π_train / π_rollout of a token.")
-        )
-    lines += [Line(f"As a preset: `offpol-diag presets {method}`")] if method else []
-    said = " ".join(filter(None, ("Measure first." * bool(open_), before, capital(remedy), source)))
-    return Fact("What to do", said, heading, tuple(lines), _weights(result, given), _configs(result, given))
-
-
-def _resume(result: Result, grown: Growth | None) -> str:
-    """Return what a run whose K3 grows needs before a correction: the last good step, and smaller updates."""
-    if grown is None or grown.surely is None:
-        return ""
-    perhaps = f" (perhaps from step {grown.perhaps})" if grown.perhaps != grown.surely else ""
-    said = f"Resume from before step {grown.surely}: from there K3 is above {MERGE:g}{perhaps}."
-    return f"{said} {SMALLER}" if grew(result) else said
+        lines.append(f"As a rule: {result.presets[method].method}, where r = π_train / π_rollout of a token.")
+    lines += [f"As a preset: `offpol-diag presets {method}`"] if method else []
+    return Fact(
+        "What to do",
+        " ".join(filter(None, said)),
+        capital("; ".join(steps)),
+        tuple(map(Line, lines)),
+        _weights(result, given),
+        _configs(result, given),
+    )
 
 
 def _effect(result: Result, method: str) -> str:
-    """Return what the method changes on this dump: ESS, from a raw one that is reliable, and truncation."""
-    numbers, raw = result.preset(method), result.main("ess_tokens")
-    if "ess_tokens" not in numbers:
-        return "it is none of the presets that were computed"
-    before = f"{formatted(raw).value} → " if raw.known and not doubted(raw) else ""
-    cut = numbers.get("truncated_high", Number())
-    said = f"ESS {before}{formatted(numbers['ess_tokens']).value}"
-    return f"{said}, {formatted(cut).value} truncated" if cut.value else said
+    """Return what the method changes on this dump: ESS, and what it truncates."""
+    numbers = result.preset(method)
+    ess, cut = numbers.get("ess_tokens", Number()), numbers.get("truncated_high", Number())
+    truncated = f" and truncates {formatted(cut).value} of the tokens" if cut.value else ""
+    return f"The correction leaves an ESS of {formatted(ess).value}{truncated}." if ess.known else ""
+
+
+UNCORRECTED = {"ess_tokens": "ess_tokens", "ess_sequences": "ess_sequences", "weight_mean": "mean_ratio"}
+WEIGHTS = (*UNCORRECTED, "weight_max", "truncated_high", "tokens_rejected", "sequences_dropped")
+"""Rows of the table of weights; of some the number of the dump that it is without a correction."""
 
 
 def _weights(result: Result, given: Recommendation) -> Table | None:
@@ -319,11 +311,6 @@ def _weights(result: Result, given: Recommendation) -> Table | None:
     pairs = [(name, raw.get(name), own.get(name)) for name in WEIGHTS]
     rows = [(title(name), *pair) for name, *pair in pairs if any(one and one.value for one in pair)]
     return Table("weights", "Weights before and after", ("on this dump", "uncorrected", given.title), rows)
-
-
-UNCORRECTED = {"ess_tokens": "ess_tokens", "ess_sequences": "ess_sequences", "weight_mean": "mean_ratio"}
-WEIGHTS = (*UNCORRECTED, "weight_max", "truncated_high", "tokens_rejected", "sequences_dropped")
-"""Rows of the table of weights; of some the number of the dump that it is without a correction."""
 
 
 def _configs(result: Result, given: Recommendation) -> tuple[tuple[str, str], ...]:
@@ -338,34 +325,26 @@ def _configs(result: Result, given: Recommendation) -> tuple[tuple[str, str], ..
 
 
 def how_sure(given: Recommendation) -> Iterator[Fact]:
-    """Yield what the decision rests on, and what is not known, where a correction was weighed up."""
-    if given.decision in ("no correction needed", "METHOD at THRESHOLD"):
-        yield Fact("How sure", given.source, "How sure?", (Line(given.source, said=True), Line(NO_GRADIENT)))
+    """Yield what the decision rests on, where a correction was weighed up."""
+    if given.decision in ("no correction needed", METHOD):
+        title_ = "Known from simulations and whole runs, not from this dump"
+        yield Fact("How sure", given.source, title_, (Line(NO_GRADIENT),))
 
 
 # ---------------------------------------------------------------- what was read
 
 FEW = 5
-"""Ignored columns that are named in the short form."""
-
-
-def every_column(facts: DumpFacts) -> str:
-    """Return that every column was read under its own name, a mask among them; empty if not so."""
-    own = all(role == column for role, column in facts.columns.items())
-    every = own and "response_mask" in facts.columns and facts.ignored == []
-    return f", all {count(len(facts.columns) + len(facts.others))} columns read" if every else ""
+"""Ignored columns that are named."""
 
 
 def columns(facts: DumpFacts) -> str:
-    """Return what was read, columns of other names with them, and what was ignored."""
-    read = [role if role == column else f"{role} = {column}" for role, column in facts.columns.items()]
-    read += [] if "response_mask" in facts.columns else ["no mask"]
-    said = ", ".join([*read, *facts.others])
-    if facts.ignored is None:
-        return said
-    more = f" and {count(len(facts.ignored) - FEW)} more" if len(facts.ignored) > FEW else ""
-    names = ", ".join(facts.ignored[:FEW])
-    return f"{said}; {f'ignored: {names}{more}' if names else 'none ignored'}"
+    """Return which columns have other names than ours, and which were ignored; empty where none."""
+    found = [f"{role} = {column}" for role, column in facts.columns.items() if role != column]
+    found += [] if "response_mask" in facts.columns else ["no mask"]
+    ignored = facts.ignored or []
+    more = f" and {count(len(ignored) - FEW)} more" if len(ignored) > FEW else ""
+    found += [f"ignored are {', '.join(ignored[:FEW])}{more}"] if ignored else []
+    return f"Columns: {', '.join(found)}." if found else ""
 
 
 # ---------------------------------------------------------------- a cause, without a dump
