@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from offpol_diag.core.evaluate import Rule
 from offpol_diag.core.gap import Tokens
 from offpol_diag.core.observe import examine
-from offpol_diag.core.plan import rule_of
 from offpol_diag.core.preset_numbers import AT_LAG_0
 from offpol_diag.core.state import Array
 from offpol_diag.diagnosis.decide import diagnosed
@@ -237,7 +237,7 @@ def statistic(batch: Batch, bound: Bound) -> Array:
     rule, tokens = bound.rule, Tokens.of(batch)
     if isinstance(rule, Weight):
         rule = Reject("ratio", rule.over, safety=rule.safety, safety_at=rule.safety_at)
-    x: Array = tokens.judged(rule_of(bound.preset.policy, rule))
+    x: Array = tokens.judged(Rule(bound.preset.policy, rule))
     return x[tokens.sequences.filled] if rule.over in OF_SEQUENCES else x
 
 

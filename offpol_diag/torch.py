@@ -19,11 +19,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from offpol_diag.core import readout
-from offpol_diag.core.evaluate import Evaluator
+from offpol_diag.core.evaluate import rules_of
 from offpol_diag.core.formulas import batch_cut
+from offpol_diag.core.gap import Tokens
 from offpol_diag.core.observe import Observe
-from offpol_diag.core.plan import plan
-from offpol_diag.core.segments import Segments
 from offpol_diag.core.study import Readout, Study
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.check import TOLERANCE
@@ -53,9 +52,8 @@ class Correction:
     def metrics(self) -> dict[str, float]:
         """Numbers of the batch and of the preset by the names that `analyze` uses, computed on first use.
 
-        `k3`, `ppl_ratio`, `chi2_token` … of the batch, `ess_tokens`, `tokens_rejected` … of the preset; where
-        both have a name it is the preset's. Without intervals; what is undefined is absent: all of them where
-        no token of the batch counts.
+        `k3`, `mean_ratio` … of the batch, `ess_tokens`, `tokens_rejected` … of the preset; where both have a
+        name it is the preset's. Without intervals; what is undefined is absent, or all where no token counts.
         """
         if not self._batch["rollout"].numel():
             return {}
@@ -96,47 +94,42 @@ def correct(
         shapes = [rollout.shape, rollout.shape[:1]] if name == "advantages" else [rollout.shape]
         if x is not None and (x.shape not in shapes or rollout.ndim != 2):
             raise UsageError(f"{name} has the shape {tuple(x.shape)}", "pad all tensors to one [S, L]")
-    mask = torch.ones_like(rollout, dtype=torch.bool) if mask is None else mask
-    counted = mask != 0
-    if (counted & (mask != 1)).any():
+    counted = torch.ones_like(rollout, dtype=torch.bool) if mask is None else mask != 0
+    if mask is not None and (counted & (mask != 1)).any():
         raise UsageError("mask must be 0 or 1", "give booleans, or 1 for the tokens that count")
-
-    own, offsets = plan(presets[0]), pad(counted.sum(1).cumsum(0), (1, 0))
-    begins = (counted & ~pad(counted[:, :-1], (1, 0)))[counted].nonzero().flatten()  # of turns
-    log_probs: dict[Any, Tensor] = {"rollout": rollout[counted].double(), own.policy: train[counted].double()}
-    if any(not x.isfinite().all() for x in log_probs.values()) or (log_probs["rollout"] > TOLERANCE).any():
+    own, q, p = presets[0], rollout[counted].double(), train[counted].double()
+    if not (q.isfinite().all() and p.isfinite().all()) or (q > TOLERANCE).any():
         what = "log-probs under the mask are NaN, infinite or, of rollout, positive"
         raise UsageError(what, "mask those tokens")
-    batch = {**log_probs, "cu_seqlens": offsets, "key": torch.arange(len(counted))}
-    batch |= {"position": counted.nonzero()[:, 1], "masked": (~counted).sum(1)}
-    batch["cu_runs"], many = torch.cat((begins, offsets[-1:])), len(batch["rollout"])
+    offsets = pad(counted.sum(1).cumsum(0), (1, 0))
+    turns = (counted & ~pad(counted[:, :-1], (1, 0)))[counted].nonzero().flatten()  # where each begins
+    batch: dict[str, Any] = {"rollout": q, own.policy: p, "position": counted.nonzero()[:, 1]}
+    batch |= {"cu_seqlens": offsets, "cu_runs": torch.cat((turns, offsets[-1:]))}
+    batch |= {"key": torch.arange(len(counted)), "masked": (~counted).sum(1)}
     if advantages is not None:
         by_token = advantages if advantages.ndim == 2 else advantages[:, None]
-        batch["advantages"] = advantages = by_token.expand(rollout.shape)[counted].double()
-    columns = frozenset(f"{name}_log_probs" if name in log_probs else name for name in batch)
-    if lacking := presets[0].lacking(columns):
-        raise UsageError(f"preset {presets[0].name} needs {', '.join(lacking)}", "pass it, or choose another")
+        batch["advantages"] = by_token.expand(rollout.shape)[counted].double()
+    columns = {"rollout_log_probs", f"{own.policy}_log_probs", *batch}  # a preset needs no others
+    if lacking := own.lacking(columns):
+        raise UsageError(f"preset {own.name} needs {', '.join(lacking)}", "pass it, or choose another")
 
-    runs = Segments(offsets, many), Segments(batch["cu_runs"], many)
-    tokens = Evaluator(log_probs, *runs, advantages, lambda rule, x: batch_cut(x, rule.reject.upper or 0.0))
     dtype = train.dtype if train.is_floating_point() else torch.get_default_dtype()
     weights, kept = torch.ones_like(counted, dtype=dtype), counted.clone()
-    if many:
-        kept[counted] = tokens.kept(own.tokens, own.sequences)
-        w = _weights(tokens, presets[0], kept[counted]).clamp(max=torch.finfo(dtype).max)
+    if len(q):
+        tokens = Tokens.of(Batch(**batch), lambda rule, x: batch_cut(x, rule.reject.upper or 0.0))
+        kept[counted] = passing = tokens.kept(*rules_of(own))
+        w = _weights(tokens, own, passing).clamp(max=torch.finfo(dtype).max)
         weights = torch.zeros_like(weights).masked_scatter(counted, w.to(dtype))
-    return Correction(weights, kept, Study(presets, columns), batch)
+    return Correction(weights, kept, Study(presets, frozenset(columns)), batch)
 
 
-def _weights(tokens: Evaluator, preset: Preset, kept: Tensor) -> Tensor:
+def _weights(tokens: Tokens, preset: Preset, kept: Tensor) -> Tensor:
     """Compute final weights, normalised over the batch, [T] float64; 0 where a token is not `kept`, [T]."""
-    weighting = plan(preset).weight
-    if weighting is None or preset.weight is None:
+    if (weight := preset.weight) is None:
         return kept.double()
-    w = tokens.weight(weighting)
-    w = w if weighting.on_tokens else tokens.sequences.spread(w)
-    if preset.weight.normalize:
-        of_sequences = tokens.sequences.mean(w)[tokens.sequences.filled]
-        mean = w.mean() if preset.weight.over == "token" else of_sequences.mean()
+    w = tokens.weight(preset.policy, weight)
+    w = w if weight.on_tokens else tokens.sequences.spread(w)
+    if weight.normalize:
+        mean = (w if weight.over == "token" else tokens.sequences.mean(w)[tokens.sequences.filled]).mean()
         w = w / torch.where(mean > SMALLEST_NORM, mean, 1.0)
     return torch.where(kept, w, 0.0)

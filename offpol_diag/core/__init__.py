@@ -4,7 +4,6 @@ In the order in which one number passes through them:
 
     formulas        importance weight, divergences (K1, K2, K3, χ² …), M2PO's cut, policy losses
     segments        sums, means and extremes of sequences and turns, on arrays or tensors
-    plan            a preset with numbers for the bounds of its weight, rules, veto and loss
     evaluate        weights, rules, veto, masks and losses of the tokens of a batch, each computed once
     sums            what a preset does to each sequence
     gap, tails      the numbers of two policies; those of the largest ratios, with Pareto k̂

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offpol_diag.core import formulas as f
-from offpol_diag.core.evaluate import once
+from offpol_diag.core.evaluate import Rule, once
 from offpol_diag.core.intervals import (
     ABOVE_MINUS_ONE,
     ABOVE_ONE,
@@ -29,7 +29,6 @@ from offpol_diag.core.intervals import (
     mean,
     spread,
 )
-from offpol_diag.core.plan import Rule
 from offpol_diag.core.segments import CPU, Array, Segments, extremes, sent
 from offpol_diag.core.sums import LARGEST_SUM, Sums
 from offpol_diag.dump.batch import Batch
@@ -100,7 +99,8 @@ class Tokens(Sums):
     def counts(self) -> dict[str, Array]:
         """Tokens, sequences with a token, rows, and the rewards of those with a token, [S] each."""
         found = {"tokens": self.sequences.n, "sequences": self.filled, "rows": self.one}
-        return found if (given := self.batch.rewards) is None else found | {"reward": given * self.filled}
+        rewards = self.batch.rewards
+        return found if rewards is None else found | {"reward": rewards * self.filled}
 
     def terms(self, drift: Drift) -> Terms:
         """Compute the numbers of tokens that a drift is made of.
@@ -110,7 +110,7 @@ class Tokens(Sums):
         """
         xp, pair = self.xp, (drift.numerator, drift.denominator)
         log_ratio, k3 = self.log_ratio(*pair), self.finite_k3(*pair)
-        r1 = self.ratio_minus_1_within(drift.numerator, f.LARGEST, drift.denominator)
+        r1 = self.ratio_minus_1_within(*pair, f.LARGEST)
         larger = xp.maximum(*map(self.probability, pair))
         prob_diff = larger * (xp.abs(r1) / xp.clip(r1 + 1.0, 1.0, None))
         log_train, log_rollout = (self.log_probs[policy] for policy in pair)

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from offpol_diag.core.evaluate import may_be_zero, rules_of
 from offpol_diag.core.gap import Terms
 from offpol_diag.core.intervals import AS_SEEN, Formula, Reader, mean, missing
-from offpol_diag.core.plan import plan
 from offpol_diag.core.segments import floats
 from offpol_diag.core.state import Array, State, Table
 from offpol_diag.dump.batch import Batch, mix
@@ -301,12 +301,11 @@ def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Pr
             columns.update({f"{name}|{unit}.{column}": x for column, x in sums.items()})
 
     def kept(preset: Preset) -> Array:
-        own = plan(preset)
-        found: Array = tokens.kept(own.tokens, own.sequences)
-        if own.weight is None or not own.weight.may_be_zero:
+        found: Array = tokens.kept(*rules_of(preset))
+        if preset.weight is None or not may_be_zero(preset.weight):
             return found
-        some: Array = tokens.weight(own.weight) != 0
-        weighted: Array = found & (some if own.weight.on_tokens else runs.spread(some))
+        some: Array = tokens.weight(preset.policy, preset.weight) != 0
+        weighted: Array = found & (some if preset.weight.on_tokens else runs.spread(some))
         return weighted
 
     add(EVERY, tokens=(runs.n, total), sequences=(tokens.filled, total))

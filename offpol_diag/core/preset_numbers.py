@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from offpol_diag.core.evaluate import may_be_zero, multiplies_loss
 from offpol_diag.core.intervals import ABOVE_MINUS_ONE, POSITIVE, Formula, Lookup, Reader, mean
-from offpol_diag.core.plan import plan, weighted
 from offpol_diag.core.state import Array, State, Table
 from offpol_diag.core.sums import Columns, Sums
 from offpol_diag.number import Numbers
@@ -38,11 +38,10 @@ def columns(tokens: Sums, presets: Sequence[Preset]) -> Columns:
     """
     losses, found = tokens.advantages is not None and "current" in tokens.log_probs, Columns()
     for preset in presets:
-        own = plan(preset)
-        made = tokens.of_preset(own, losses)
+        made = tokens.of_preset(preset, losses)
         made["own"] = made["kept"] if preset.denominator == "kept" else tokens.sequences.n
-        if normalised(preset) and own.weight is not None:
-            made |= tokens.of_norm(own.weight)
+        if preset.weight is not None and normalised(preset):
+            made |= tokens.of_norm(preset.policy, preset.weight)
         found |= {f"{preset.name}|{name}": x for name, x in made.items()}
     return found
 
@@ -146,7 +145,7 @@ def divided(sums: Mapping[str, Array], preset: Preset) -> dict[str, Array]:
     about_one = (own["w11"] + 2 * less * own["w1"] + kept * less**2) / f**2
     made["w11"] = np.where(near, about_one, made["ww"] - 2 * made["w"] + kept)
     made["v11"] = np.where(near, (own["v11"] + left * less * (1 + f)) / f**2, made["vv"] - left)
-    if weighted(preset):
+    if multiplies_loss(preset):
         made |= {name: own[name] / f for name in ("loss", "loss_mean") if name in own}
     return {prefix + name: x for name, x in made.items()}
 
@@ -275,10 +274,9 @@ def idle(preset: Preset) -> frozenset[str]:
     weight = preset.weight
     upper, lower = (weight.upper, weight.lower) if weight else (None, None)
     rejects = bool(preset.reject or preset.veto)
-    zeroes = weight is not None and (weight.action == "mask" or weight.overflow == "zero")
     able = {
         **dict.fromkeys(("tokens_rejected", "sequences_dropped", "sequences_touched"), rejects),
-        "tokens_weighted": rejects or zeroes,
+        "tokens_weighted": rejects or (weight is not None and may_be_zero(weight)),
         **dict.fromkeys(("vetoed", "catastrophic_tokens"), preset.veto is not None),
         "truncated_high": upper is not None,
         "truncated_low": lower is not None,

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offpol_diag.core.gap import Drift, Tokens
-from offpol_diag.core.plan import plan
 from offpol_diag.core.segments import to_host
 from offpol_diag.core.state import Array
 from offpol_diag.dump.batch import step_label
@@ -101,11 +100,13 @@ def table(tokens: Tokens, main: Drift, presets: Sequence[Preset], columns: Mappi
     }
     for preset in presets:
         kept, vetoed = (columns[f"{preset.name}|{name}"] for name in ("kept", "vetoed"))
-        weight, nothing = plan(preset).weight, pa.nulls(batch.sequences, pa.float64())
-        over_all = to_host({"w": tokens.over_all(weight)})["w"] if weight else nothing
+        weights = pa.nulls(batch.sequences, pa.float64())
+        if preset.weight is not None:
+            over_all = tokens.over_all(preset.policy, preset.weight)
+            weights = pa.array(to_host({"over_all": over_all})["over_all"])
         rows |= {
             f"{preset.name}.kept_tokens": pa.array(kept.astype(np.int64)),
-            f"{preset.name}.weight_sum": pa.array(over_all),
+            f"{preset.name}.weight_sum": weights,
             f"{preset.name}.vetoed": pa.array(vetoed.astype(np.bool_)),
         }
     return pa.table(rows)

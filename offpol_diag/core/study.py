@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from offpol_diag.core import preset_numbers
+from offpol_diag.core.evaluate import Rule, rules_of
 from offpol_diag.core.gap import DRIFTS, Drift
 from offpol_diag.core.intervals import Reader
 from offpol_diag.core.state import State, Table
-from offpol_diag.presets import Policy, Preset, Reject
+from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import FAMILIES
 
 MOST_COMPARED = 8
@@ -83,10 +84,10 @@ class Study:
         return tuple(way for pair in pairs for way in (pair, pair[::-1]))
 
     @cached_property
-    def cuts(self) -> tuple[tuple[Policy, Reject], ...]:
-        """Rules over a whole trainer batch (M2PO), each with the numerator of its ratio."""
-        every = ((preset.policy, rule) for preset in self.presets for rule in preset.reject)
-        return tuple(dict.fromkeys(one for one in every if one[1].over == "batch"))
+    def cuts(self) -> tuple[Rule, ...]:
+        """Rules over a whole trainer batch (M2PO)."""
+        every = (rule for preset in self.presets for rule in rules_of(preset)[0])
+        return tuple(dict.fromkeys(rule for rule in every if rule.reject.over == "batch"))
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,21 @@ from __future__ import annotations
 from functools import cached_property
 
 from offpol_diag.core import formulas as f
-from offpol_diag.core.evaluate import INF, Evaluator, once
-from offpol_diag.core.plan import Plan, PolicyLoss, SequenceMask, TokenMask, VetoBounds, Weighting
+from offpol_diag.core.evaluate import (
+    INF,
+    Evaluator,
+    PolicyLoss,
+    SequenceRules,
+    TokenRules,
+    loss_of,
+    may_be_zero,
+    multiplies_loss,
+    once,
+    rules_of,
+)
 from offpol_diag.core.segments import Array, floats
 from offpol_diag.number import LARGEST
-from offpol_diag.presets import Policy
+from offpol_diag.presets import Policy, Preset, Veto, Weight
 
 LARGEST_SUM = 2 * f.LARGEST
 """Largest log of a sequence's number that is exponentiated: e^690 is still a float64."""
@@ -24,59 +34,44 @@ Columns = dict[str, Array]
 class Sums(Evaluator):
     """An evaluator that adds up what it computes, by sequence."""
 
-    def of_preset(self, preset: Plan, losses: bool) -> Columns:
+    def of_preset(self, preset: Preset, losses: bool) -> Columns:
         """Compute all columns of one preset; those of losses if asked for."""
-        tokens, sequences, weight = preset.tokens, preset.sequences, preset.weight
-        found = self.of_kept(tokens, sequences) | self.of_gap(preset.policy, tokens, sequences)
-        found |= self.of_veto(sequences.veto) | self.of_bounds(weight)
-        found |= self.of_weights(weight, tokens, sequences)
+        policy, weight, (tokens, sequences) = preset.policy, preset.weight, rules_of(preset)
+        found = self.of_kept(tokens, sequences) | self.of_gap(policy, tokens, sequences)
+        found |= self.of_veto(policy, preset.veto) | self.of_bounds(policy, weight)
+        found |= self.of_weights(policy, weight, tokens, sequences)
         if losses:
-            found |= self.of_losses(preset.loss, weight if preset.weighted else None, tokens, sequences)
+            weight = weight if multiplies_loss(preset) else None
+            found |= self.of_losses(loss_of(preset), policy, weight, tokens, sequences)
         return found
 
     # ------------------------------------------------------------ masks as numbers
-
-    @cached_property
-    def none(self) -> Array:
-        """0 of each sequence."""
-        return 0.0 * self.sequences.n
 
     @cached_property
     def one(self) -> Array:
         """1 of each sequence."""
         return self.none + 1.0
 
-    @cached_property
-    def filled(self) -> Array:
-        """1 of each sequence that has a token, else 0."""
-        return floats(self.sequences.filled)
-
     @once
-    def mask(self, tokens: TokenMask) -> Array | None:
+    def mask(self, tokens: TokenRules) -> Array | None:
         """Return 1 for tokens that pass the rules on tokens, else 0, [T]; None without a rule."""
         passing = self.passing_tokens(tokens)
         return None if passing is None else floats(passing)
 
     @once
-    def sequence_mask(self, sequences: SequenceMask) -> Array | None:
-        """Return 1 for sequences that pass the rules on sequences and the veto, else 0; None without any."""
-        passing = self.passing_sequences(sequences)
-        return None if passing is None else floats(passing)
-
-    @once
-    def product(self, x: Array, sequences: SequenceMask) -> Array:
+    def product(self, x: Array, sequences: SequenceRules) -> Array:
         """Return a number of each sequence, 0 where it is dropped; the array itself without a rule."""
-        mask = self.sequence_mask(sequences)
-        return x if mask is None else x * mask
+        passing = self.passing_sequences(sequences)
+        return x if passing is None else x * passing
 
     @once
-    def over(self, x: Array, tokens: TokenMask) -> Array:
+    def over(self, x: Array, tokens: TokenRules) -> Array:
         """Sum x [T] over the tokens that pass the rules on tokens."""
         mask = self.mask(tokens)
         return self.sequences.sum(x if mask is None else x * mask)
 
     @once
-    def flagged(self, flags: Array | None, tokens: TokenMask) -> Array:
+    def flagged(self, flags: Array | None, tokens: TokenRules) -> Array:
         """Count flags [T] of tokens that pass the rules on tokens; None is no flag."""
         if flags is None:
             return self.none
@@ -86,13 +81,13 @@ class Sums(Evaluator):
     # ------------------------------------------------------------ tokens that are kept
 
     @once
-    def many(self, tokens: TokenMask) -> Array:
+    def many(self, tokens: TokenRules) -> Array:
         """Count the tokens that pass the rules on tokens."""
         mask = self.mask(tokens)
         return self.sequences.n if mask is None else self.sequences.sum(mask)
 
     @once
-    def of_kept(self, tokens: TokenMask, sequences: SequenceMask) -> Columns:
+    def of_kept(self, tokens: TokenRules, sequences: SequenceRules) -> Columns:
         """Count tokens that pass all rules and the veto.
 
         kept: how many; left: 1 where there is one; touched: 1 where one was rejected.
@@ -104,57 +99,55 @@ class Sums(Evaluator):
         return {"kept": kept, "left": floats(kept > 0), "touched": touched}
 
     @once
-    def of_gap(self, policy: Policy, tokens: TokenMask, sequences: SequenceMask) -> Columns:
+    def of_gap(self, policy: Policy, tokens: TokenRules, sequences: SequenceRules) -> Columns:
         """Sum the gap of the tokens that are kept.
 
         k3: Σ(r − 1 − Δ), nats; ppl: exp(−mean Δ) − 1.
         """
         kept, left, _ = self.of_kept(tokens, sequences).values()
-        k3, delta = (self.over(x, tokens) for x in (self.finite_k3(policy), self.log_ratio(policy)))
+        log_ratio = self.log_ratio(policy, "rollout")
+        k3, delta = (self.over(x, tokens) for x in (self.finite_k3(policy, "rollout"), log_ratio))
         mean = delta / self.xp.clip(kept, 1.0, None)
         ppl = self.xp.expm1(self.xp.clip(-mean, None, LARGEST_SUM)) * left
         return {"k3": self.product(k3, sequences), "ppl": ppl}
 
     @once
-    def finite_k3(self, policy: Policy, anchor: Policy = "rollout") -> Array:
+    def finite_k3(self, policy: Policy, anchor: Policy) -> Array:
         """Compute k3 of tokens, Δ held to 345 from above so that sums stay finite, [T] nats."""
         log_ratio = self.xp.clip(self.log_ratio(policy, anchor), None, f.LARGEST)
-        return f.k3(log_ratio, self.ratio_minus_1_within(policy, f.LARGEST, anchor))
+        return f.k3(log_ratio, self.ratio_minus_1_within(policy, anchor, f.LARGEST))
 
     @once
-    def of_veto(self, veto: VetoBounds | None) -> Columns:
+    def of_veto(self, policy: Policy, veto: Veto | None) -> Columns:
         """Count what the veto finds.
 
         hits: tokens beyond its bounds; vetoed: 1 where there is one.
         """
         if veto is None:
             return {"hits": self.none, "vetoed": self.none}
-        hits = self.veto_hits(veto)
+        hits = self.veto_hits(policy, veto)
         return {"hits": hits, "vetoed": floats(hits > 0)}
 
     # ------------------------------------------------------------ weights
 
     @once
-    def of_bounds(self, weight: Weighting | None) -> Columns:
+    def of_bounds(self, policy: Policy, weight: Weight | None) -> Columns:
         """Count the weights on which a bound acts, rejected or not.
 
         high, low: weights above their upper bound, below their lower one; units: how many weights there are;
         bounded: weights, or tokens, on which the safety bound acts; tries: how many of those there are.
         """
-        n = self.sequences.n
+        n, none = self.sequences.n, self.none
         if weight is None:
-            return {"high": self.none, "low": self.none, "units": n, "bounded": self.none, "tries": n}
-        high, low = self.truncated(weight)
-        return {
-            "high": high,
-            "low": low,
-            "units": n if weight.on_tokens else self.filled,
-            "bounded": self.bounded(weight),
-            "tries": n if weight.safety_on_tokens else self.filled,
-        }
+            return {"high": none, "low": none, "units": n, "bounded": none, "tries": n}
+        (high, low), (bounded, tries) = self.truncated(policy, weight), self.held(policy, weight)
+        units = n if weight.on_tokens else self.filled
+        return {"high": high, "low": low, "units": units, "bounded": bounded, "tries": tries}
 
     @once
-    def of_weights(self, weight: Weighting | None, tokens: TokenMask, sequences: SequenceMask) -> Columns:
+    def of_weights(
+        self, policy: Policy, weight: Weight | None, tokens: TokenRules, sequences: SequenceRules
+    ) -> Columns:
         """Sum the final weights w of kept tokens, before they are normalised.
 
         w, ww: Σw and Σw², exact where weights are tiny; w1, w11: Σ(w − 1) and Σ(w − 1)², exact where they are
@@ -163,16 +156,16 @@ class Sums(Evaluator):
         """
         kept, left, _ = self.of_kept(tokens, sequences).values()
         if weight is not None and weight.on_tokens:
-            *sums, smallest, largest = self.of_token_weights(weight, tokens)
+            *sums, smallest, largest = self.of_token_weights(policy, weight, tokens)
             w, ww, w1, w11, weighted = (self.product(x, sequences) for x in sums)
         elif weight is None:
             w, ww, w1, w11, weighted = kept, kept, self.none, self.none, kept
             smallest = largest = self.one
         else:  # all tokens of a sequence share its weight
-            smallest = largest = own = self.weight(weight)
+            smallest = largest = own = self.weight(policy, weight)
             w, w1 = own * kept, (own - 1.0) * kept
             ww, w11 = own * w, (own - 1.0) * w1
-            weighted = kept * floats(own != 0.0) if weight.may_be_zero else kept
+            weighted = kept * floats(own != 0.0) if may_be_zero(weight) else kept
         found = {"w": w, "ww": ww, "w1": w1, "w11": w11, "weighted": weighted}
         v, away = w / self.sequences.at_least_1, (w1 + kept - self.sequences.n) / self.sequences.at_least_1
         found |= {"v": v, "vv": v * v, "v11": away * (away + 2.0) * left}
@@ -180,72 +173,70 @@ class Sums(Evaluator):
         return found | {"smallest": ends[0], "largest": ends[1]}
 
     @once
-    def of_token_weights(self, weight: Weighting, tokens: TokenMask) -> tuple[Array, ...]:
+    def of_token_weights(self, policy: Policy, weight: Weight, tokens: TokenRules) -> tuple[Array, ...]:
         """Sum weights that tokens have of their own: w, ww, w1, w11, weighted, smallest, largest."""
-        every, mask, runs = self.weight(weight), self.mask(tokens), self.sequences
-        w, w1, smallest = self.weight_of_kept(weight, tokens), every - 1.0, every
+        every, mask, runs = self.weight(policy, weight), self.mask(tokens), self.sequences
+        w, w1, smallest = self.weight_of_kept(policy, weight, tokens), every - 1.0, every
         if mask is not None:
             w1, smallest = w1 * mask, every + (1.0 - mask) * 1e300  # above every weight where it is rejected
-        weighted = runs.count(w != 0.0) if weight.may_be_zero else self.many(tokens)
+        weighted = runs.count(w != 0.0) if may_be_zero(weight) else self.many(tokens)
         sums = runs.sum(w), runs.sum(w * w), runs.sum(w1), runs.sum(w1 * w1)
         return *sums, weighted, runs.min(smallest), runs.max(w)
 
     @once
-    def weight_of_kept(self, weight: Weighting, tokens: TokenMask) -> Array:
+    def weight_of_kept(self, policy: Policy, weight: Weight, tokens: TokenRules) -> Array:
         """Return weights of tokens, 0 of those that are rejected, [T]."""
         mask = self.mask(tokens)
-        return self.weight(weight) if mask is None else self.weight(weight) * mask
+        return self.weight(policy, weight) if mask is None else self.weight(policy, weight) * mask
 
     @once
-    def over_all(self, weight: Weighting | None) -> Array:
+    def over_all(self, policy: Policy, weight: Weight) -> Array:
         """Sum weights over all tokens, rejected or not."""
-        if weight is None:
-            return self.sequences.n
-        w = self.weight(weight)
+        w = self.weight(policy, weight)
         return self.sequences.sum(w) if weight.on_tokens else w * self.sequences.n
 
-    @once
-    def of_norm(self, weight: Weighting) -> Columns:
+    def of_norm(self, policy: Policy, weight: Weight) -> Columns:
         """Sum what the mean weight of a trainer batch is made of, rejected tokens among them.
 
         norm: Σw over tokens, or over sequences of their mean; norm_units: how many of either there are.
         """
+        every = self.over_all(policy, weight)
         if weight.over == "token":
-            return {"norm": self.over_all(weight), "norm_units": self.sequences.n}
-        return {"norm": self.over_all(weight) / self.sequences.at_least_1, "norm_units": self.filled}
+            return {"norm": every, "norm_units": self.sequences.n}
+        return {"norm": every / self.sequences.at_least_1, "norm_units": self.filled}
 
     # ------------------------------------------------------------ losses
 
     @once
     def of_losses(
-        self, loss: PolicyLoss, weight: Weighting | None, tokens: TokenMask, sequences: SequenceMask
+        self,
+        loss: PolicyLoss,
+        policy: Policy,
+        weight: Weight | None,
+        tokens: TokenRules,
+        sequences: SequenceRules,
     ) -> Columns:
         """Sum policy losses L over kept tokens; without a weight w is 1.
 
         loss: Σ w L; loss_mean: the same over their number; clipped, dual_clipped: tokens on which the loss's
         clip acts, and its dual clip; kl: Σ −u, u held as the loss holds it.
         """
-        if weight is None or weight.on_tokens:
-            summed = self.product(self.of_token_losses(loss, weight, tokens), sequences)
+        value, flags = self.finite_loss(loss), self.loss(loss)
+        if weight is not None and weight.on_tokens:
+            summed = self.sequences.sum(self.weight_of_kept(policy, weight, tokens) * value)
         else:
-            summed = self.product(self.of_token_losses(loss, None, tokens), sequences) * self.weight(weight)
-        made, kl = self.loss(loss), self.loss_kl(loss.anchor, loss.kl_within)
-        kept = self.of_kept(tokens, sequences)["kept"]
+            summed = self.over(value, tokens)
+        summed = self.product(summed, sequences)
+        if weight is not None and not weight.on_tokens:
+            summed = summed * self.weight(policy, weight)
+        kl = self.over(self.loss_kl(loss.anchor, loss.kl_within), tokens)
         return {
             "loss": summed,
-            "loss_mean": summed / self.xp.clip(kept, 1.0, None),
-            "clipped": self.product(self.flagged(made.clipped, tokens), sequences),
-            "dual_clipped": self.product(self.flagged(made.dual_clipped, tokens), sequences),
-            "kl": self.product(self.over(kl, tokens), sequences),
+            "loss_mean": summed / self.xp.clip(self.of_kept(tokens, sequences)["kept"], 1.0, None),
+            "clipped": self.product(self.flagged(flags.clipped, tokens), sequences),
+            "dual_clipped": self.product(self.flagged(flags.dual_clipped, tokens), sequences),
+            "kl": self.product(kl, sequences),
         }
-
-    @once
-    def of_token_losses(self, loss: PolicyLoss, weight: Weighting | None, tokens: TokenMask) -> Array:
-        """Sum w · L over tokens that pass the rules on tokens, their own w or 1."""
-        value = self.finite_loss(loss)
-        if weight is None:
-            return self.over(value, tokens)
-        return self.sequences.sum(self.weight_of_kept(weight, tokens) * value)
 
     @once
     def finite_loss(self, loss: PolicyLoss) -> Array:

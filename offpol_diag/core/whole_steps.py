@@ -13,15 +13,14 @@ from functools import partial
 
 import numpy as np
 
+from offpol_diag.core.evaluate import Rule
 from offpol_diag.core.formulas import batch_cut
 from offpol_diag.core.gap import Tokens
-from offpol_diag.core.plan import Rule, rule_of
 from offpol_diag.core.state import Array, groups_of
 from offpol_diag.core.study import Study
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import Dump
 from offpol_diag.errors import DumpError
-from offpol_diag.presets import Policy, Reject
 from offpol_diag.run.ray import Engine
 
 MADE = (
@@ -37,7 +36,6 @@ MOST_STEPS = 1 << 14
 GRPO_EPS = 1e-6
 """Added to a group's standard deviation: that of verl's compute_grpo_outcome_advantage."""
 
-Cut = tuple[Policy, Reject]
 Values = tuple[int, float, tuple[Array, ...]]
 
 
@@ -66,7 +64,7 @@ class StepValues:
         rewards: group and reward of sequences, [S] each, in parts; none where advantages are not made.
     """
 
-    values: dict[tuple[Cut, str], Values]
+    values: dict[tuple[Rule, str], Values]
     rewards: tuple[tuple[Array, Array], ...] = ()
 
     @classmethod
@@ -74,14 +72,14 @@ class StepValues:
         """Collect them from one batch."""
         steps, step = np.unique(batch.steps, return_inverse=True)
         refuse_steps(len(steps))
-        tokens, values = Tokens.of(batch), dict[tuple[Cut, str], Values]()
+        tokens, values = Tokens.of(batch), dict[tuple[Rule, str], Values]()
         of_tokens = tokens.sequences.spread(step)
         order = np.argsort(of_tokens, kind="stable")
         ends = np.cumsum(np.bincount(of_tokens, minlength=len(steps)))[:-1]
         for cut in study.cuts:
-            x = tokens.judged(rule_of(*cut))[order]
+            x = tokens.judged(cut)[order]
             for name, some in zip(steps.tolist(), np.split(x, ends), strict=True):
-                below = some < cut[1].upper
+                below = some < cut.reject.upper
                 values[cut, name] = int(below.sum()), float(some[below].sum()), (some[~below],)
         if not study.makes_advantages or batch.rewards is None:
             return cls(values)
@@ -116,7 +114,7 @@ class WholeSteps:
             Source: Shao et al. 2024 (DeepSeekMath).
     """
 
-    cuts: Mapping[Cut, Mapping[str, float]]
+    cuts: Mapping[Rule, Mapping[str, float]]
     groups: Array | None = None
     mean: Array | None = None
     scale: Array | None = None
@@ -125,9 +123,9 @@ class WholeSteps:
     @np.errstate(all="ignore")
     def of(cls, read: StepValues) -> WholeSteps:
         """Find the cuts, mean and deviation."""
-        cuts: dict[Cut, dict[str, float]] = {}
+        cuts: dict[Rule, dict[str, float]] = {}
         for (cut, step), (below, total, others) in read.values.items():
-            x, upper = np.concatenate(others), cut[1].upper or 0.0
+            x, upper = np.concatenate(others), cut.reject.upper or 0.0
             cuts.setdefault(cut, {})[step] = float(batch_cut(x, upper, below, total)) if len(x) else math.inf
         if not read.rewards:
             return cls(cuts)
@@ -146,7 +144,7 @@ class WholeSteps:
 
     def cut(self, batch: Batch, rule: Rule, _: Array) -> Array:
         """Return the value from which on a rule drops tokens, for every token of a batch, [T]."""
-        cuts = self.cuts[rule.policy, rule.reject]
+        cuts = self.cuts[rule]
         return np.repeat(np.array([cuts[step] for step in batch.steps], np.float64), batch.lengths)
 
     def filled(self, batch: Batch) -> Batch:

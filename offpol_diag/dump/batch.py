@@ -88,7 +88,7 @@ class Batch:
     @property
     def tokens(self) -> int:
         """Number of tokens, T."""
-        return self.rollout.size
+        return len(self.rollout)
 
     @property
     def sequences(self) -> int:

@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from offpol_diag.core.evaluate import loss_of, rules_of
 from offpol_diag.core.gap import Tokens
-from offpol_diag.core.plan import plan, veto_bounds, weighting
 from offpol_diag.core.segments import Array
 from offpol_diag.core.study import Study
 from offpol_diag.core.whole_steps import WholeSteps
@@ -67,24 +67,24 @@ class Step:
 
     def __post_init__(self) -> None:
         batch, tokens, policy, weight = self.batch, self.tokens, self.preset.policy, self.preset.weight
-        made, runs = plan(self.preset), tokens.sequences
-        self.loss, self.runs, self.lengths, self.filled = made.loss, runs, runs.n, runs.filled
+        rules, runs = rules_of(self.preset), tokens.sequences
+        self.loss, self.runs, self.lengths, self.filled = loss_of(self.preset), runs, runs.n, runs.filled
         self.n_rows, self.n_tokens = batch.sequences, batch.tokens
-        self.train, self.delta = tokens.log_probs[policy], tokens.log_ratio(policy)
+        self.train, self.delta = tokens.log_probs[policy], tokens.log_ratio(policy, "rollout")
         self.held = self.delta.clip(-SAFETY, SAFETY)
-        self.kept = tokens.kept(made.tokens, made.sequences)
-        passing = tokens.passing_sequences(made.sequences)
+        self.kept = tokens.kept(*rules)
+        passing = tokens.passing_sequences(rules[1])
         self.kept_rows = np.ones(self.n_rows, bool) if passing is None else passing
         self.by_row, self.weights, self.bounded = False, np.ones(self.n_tokens), np.zeros(self.n_rows)
-        if weight is not None and made.weight is not None:
-            self.by_row, self.of_units = not weight.on_tokens, tokens.weight(made.weight)
+        if weight is not None:
+            self.by_row, self.of_units = not weight.on_tokens, tokens.weight(policy, weight)
             self.weights = runs.spread(self.of_units) if self.by_row else self.of_units
             of_each = runs.n if self.by_row else 1
-            self.above, self.below = (x * of_each for x in tokens.truncated(made.weight))
+            self.above, self.below = (x * of_each for x in tokens.truncated(policy, weight))
             self.bounded = self.above + self.below
         if batch.current is not None:
-            self.token_u = tokens.log_ratio("current", made.loss.anchor)
-            self.u = runs.spread(runs.mean(self.token_u)) if made.loss.pooled else self.token_u
+            self.token_u = tokens.log_ratio("current", self.loss.anchor)
+            self.u = runs.spread(runs.mean(self.token_u)) if self.loss.pooled else self.token_u
 
     def under(self, *rules: Reject, veto: Veto | None = None) -> Step:
         """Return the step under other rules and another veto, by default none."""
@@ -114,8 +114,7 @@ class Step:
 
     def veto_hits(self, veto: Veto | None) -> Array:
         """Count the tokens of each row beyond a veto's bounds, [S]."""
-        bounds = veto and veto_bounds(self.preset.policy, veto)
-        return self.tokens.veto_hits(bounds) if bounds else np.zeros(self.n_rows)
+        return self.tokens.veto_hits(self.preset.policy, veto) if veto else np.zeros(self.n_rows)
 
     @property
     def clipped(self) -> Array:
@@ -423,7 +422,7 @@ def slime_weights(s: Step, weight: Weight) -> Logged:
         high = [s.mean_of_rows(~s.under(replace(rule, lower=None)).kept) for rule in some]
         return {f"{name}_mask_fraction_low": sum(low), f"{name}_mask_fraction_high": sum(high)}
 
-    raw = s.tokens.weight(weighting(p.policy, replace(weight, action="none")))
+    raw = s.tokens.weight(p.policy, replace(weight, action="none"))
     found = {"tis_weight_before_bound": s.mean_of_rows(s.runs.spread(raw) if s.by_row else raw)}
     after = s.mean_of_rows(s.weights)
     found |= {"tis_weight_after_bound": after, "is_ratio_mean_after_tis_rs": after}
@@ -483,7 +482,7 @@ def nemo_rl(s: Step) -> Logged:
             raw, clamped = np.exp(s.u), np.exp(s.u).clip(s.loss.low, s.loss.high)
         for name, x in (("probs_ratio", raw), ("probs_ratio_clamped", clamped)):
             found |= {name: x[left].sum() / tokens, **ends(f"{name}_*", x[left], "min max")}
-        entropy = -np.exp(s.tokens.log_ratio("current")) * b.current
+        entropy = -np.exp(s.tokens.log_ratio("current", "rollout")) * b.current
         found["approx_entropy"] = entropy[left].sum() / tokens
     return named("train/", found)
 
@@ -497,7 +496,7 @@ def areal(s: Step) -> Logged:
     valid = s.under(*(rule for rule in s.preset.reject if rule.over == "batch")).kept
     behave = kept & (s.weights > 0) if weight is not None and weight.action == "mask" else kept
     if s.batch.current is not None:
-        both = s.tokens.log_ratio("current")
+        both = s.tokens.log_ratio("current", "rollout")
         if s.loss.kind != "gspo":
             ratio = np.where(kept, np.exp(s.u), 0.0)
             numbers += [("importance_weight", ratio, valid), ("approx_kl", s.u, valid)]
