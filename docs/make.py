@@ -36,7 +36,7 @@ MADE = "<!-- Made by `python docs/make.py`; do not edit. -->\n\n"
 
 
 def presets() -> str:
-    """The catalogue: every preset by what it does, its formulas and its source."""
+    """The catalogue: every preset by kind, with its formulas and its source."""
     rows = load()
     kinds = ""
     for kind, text in KINDS.items():
@@ -114,7 +114,7 @@ def linked(source: str) -> str:
 
 
 def metrics() -> str:
-    """Every metric with its formula, as it stands in a result."""
+    """Every metric with its formula, as in a result."""
     summary = _specimen()
     gap = {name: number for name, number in summary.whole.items() if "." not in name}
     per_preset = summary.preset("token_is")
@@ -151,17 +151,17 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def readme() -> str:
-    """The README, with what the first commands really print."""
+    """The README, with the output of its first command."""
     return _filled("../README.md")
 
 
 def report() -> str:
-    """What a report holds, with more of what the commands print."""
+    """The page on the report, with the output of commands."""
     return _filled("report.md")
 
 
 def guide() -> str:
-    """The guide to a run that collapsed, with what its commands print."""
+    """The guide to a run that collapsed, with the output of its commands."""
     return _filled("guides/my-run-collapsed.md")
 
 
@@ -171,13 +171,13 @@ def dumps() -> str:
 
 
 def _forms() -> str:
-    """Every form, and its files."""
+    """Every form with its trainer and its files."""
     rows = [(f"`{one.name}`", one.trainer or "any", f"`{one.files}`") for one in FORMS]
     return _table(("form", "trainer", "files"), rows)
 
 
 def _columns() -> str:
-    """Every column of a dump: its type, and what it is for."""
+    """Every column of a dump with its type and its use."""
     holds = {
         "tokens": "list of {}, one per token",
         "list": "list of {}",
@@ -196,7 +196,7 @@ def _columns() -> str:
 
 
 def _filled(name: str) -> str:
-    """A page with its excerpts made again."""
+    """A page with its excerpts renewed."""
     text = (HERE / name).read_text(encoding="utf-8")
     for name, make in EXCERPTS.items():
         before, start, rest = text.partition(f"<!-- {name}: made by `python docs/make.py` -->\n")
@@ -216,31 +216,31 @@ def _collapsed() -> list[str]:
 
 
 def _collapse() -> str:
-    """What is said first of the run that collapsed."""
+    """The beginning of the answer on the run that collapsed."""
     lines = _collapsed()
     end = next(place for place, line in enumerate(lines) if line.startswith("How sure"))
     return _printed(*lines[2:end], "…")
 
 
 def _collapse_in_full() -> str:
-    """All that is said of the run that collapsed, with a configuration of verl."""
+    """The whole answer on the run that collapsed, with a configuration for verl."""
     return _printed(*_collapsed())
 
 
 def _gate() -> str:
-    """How a bound on every step of the run that collapsed is judged."""
+    """The verdict on a bound at every step of the run that collapsed."""
     lines = _answered(offpol_diag.gate(COLLAPSE, max=["step:k3=0.015"], **QUIET))
     return _printed(*lines[2 : lines.index("", 3)], "…")
 
 
 def _doctor() -> str:
-    """What is said of the sample with its trainer's column shifted by one token."""
+    """The answer on the sample with its trainer's column shifted by one token."""
     lines = _answered(_diagnosed())[:DOCTOR_LINES]
     return _printed("$ offpol-diag doctor shifted.parquet", *lines, "…")
 
 
 def _undecided() -> str:
-    """What is said of the sample without its policy lag."""
+    """The answer on the sample without its policy lag."""
     with tempfile.TemporaryDirectory() as folder:
         unknown = Path(folder) / "without_lag.parquet"
         pq.write_table(pq.read_table(DUMP).drop_columns(["policy_lag"]), unknown)
@@ -261,7 +261,7 @@ def _diagnosed() -> Result:
 
 
 def _answered(summary: Result) -> list[str]:
-    """The lines that a terminal of 100 columns shows."""
+    """The lines shown in a terminal of 100 columns."""
     console = Console(file=io.StringIO(), width=100, highlight=False, markup=False, emoji=False)
     return terminal(answered(summary), console=console).splitlines()
 
