@@ -190,7 +190,7 @@ def _columns() -> str:
         if one.name != POSITION
     ]
     return _table(
-        ("column", "holds", ""),
+        ("column", "holds", "meaning and use"),
         [*rows, ("any other scalar", "", "for `--group-by` (host, engine, environment)")],
     )
 

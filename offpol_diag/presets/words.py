@@ -11,11 +11,11 @@ from offpol_diag.presets import Kind, Preset, Reject, Veto, Weight
 
 KINDS: Mapping[Kind, str] = {
     "none": "only PPO's own ratio corrects anything",
-    "token": "each token's ratio weights it, or rejects it",
-    "sequence": "a number of the sequence weights it, or rejects it",
-    "geometric and k3": "the sequence's geometric mean or mean K3 does",
-    "bypass": "r is of π_θ, not of π_old",
-    "other": "the loss has a ratio or a weight of its own",
+    "token": "each token is weighted or rejected by its own ratio",
+    "sequence": "tokens are weighted or rejected by a number of their sequence",
+    "geometric and k3": "sequences are judged by their geometric mean of r or their mean K3",
+    "bypass": "r is π_θ/π_rollout, without π_old",
+    "other": "the loss has its own ratio or weight",
 }
 """Kind → what methods of this kind do, in the order in which they are listed."""
 NUMERATORS = {
