@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
 from statistics import fmean, median
 from typing import Final, NamedTuple
 
@@ -38,51 +37,52 @@ RUNS = "In whole runs every correction lasted longer than none"
 
 
 class Growth(NamedTuple):
-    """K3 grows over the steps of a dump.
+    """How K3 grows over the steps of a dump.
 
     Attributes:
         ends: K3 at the first step and at the last.
         thirds: median K3 of the first third of the steps and of the last.
         reward: the mean reward of both thirds where it collapses, else None.
-        surely: the first step from which on the interval of K3 is above `MERGE`; None where there is none, or
+        since: the first step from which on the interval of K3 is above `MERGE`; None where there is none, or
             where it is the first step of the dump.
-        perhaps: the same of its value.
+        perhaps_since: the same of its value.
     """
 
     ends: tuple[Point, Point]
     thirds: tuple[float, float]
     reward: tuple[float, float] | None
-    surely: str | None
-    perhaps: str | None
+    since: str | None
+    perhaps_since: str | None
 
 
 def growth(summary: Result) -> Growth | None:
     """Return how K3 grows over the steps; None where it does not, or there are fewer than three."""
-    points = curve(summary, "k3")
-    known = [(one, one.value) for one in points if one.value is not None]
+    points, steps = curve(summary, "k3"), summary.charts.steps
+    known = [(point, point.value) for point in points if point.value is not None]
     third = len(known) // 3
-    if not third:
+    if not third or steps is None:
         return None
     first, last = (median(value for _, value in part) for part in (known[:third], known[-third:]))
     if last <= max(GROWN * first, LEAST):
         return None
-    steps = summary.charts.steps
-    names = [*map(str, steps.first)] if steps else [one.step for one in points]
 
     def since(values: Sequence[float | None]) -> str | None:
         """Return the first step from which on all values are above the gate."""
-        backwards = zip(reversed(names), reversed(values), strict=True)
-        above = [name for name, x in takewhile(lambda end: end[1] is not None and end[1] > MERGE, backwards)]
-        return above[-1] if above else None
+        above = None
+        for step, value in zip(reversed(steps.first), reversed(values), strict=True):
+            if value is None or value <= MERGE:
+                break
+            above = str(step)
+        return above
 
-    surely = since([one.interval[0] if one.interval else one.value for one in points])
-    perhaps = since([one.value for one in points])
-    if surely == names[0]:
+    surely = since([point.interval[0] if point.interval else point.value for point in points])
+    perhaps = since([point.value for point in points])
+    if surely == str(steps.first[0]):
         surely = perhaps = None
-    return Growth((known[0][0], known[-1][0]), (first, last), _collapse(summary), surely, perhaps)
+    return Growth((known[0][0], known[-1][0]), (first, last), collapse(summary), surely, perhaps)
 
 
-def _collapse(summary: Result) -> tuple[float, float] | None:
+def collapse(summary: Result) -> tuple[float, float] | None:
     """Return the mean reward of both thirds, if it falls by half and beyond its intervals.
 
     A step whose rewards are all equal has an interval of no width, and counts with the widest.
@@ -99,13 +99,13 @@ def _collapse(summary: Result) -> tuple[float, float] | None:
 
 
 class Rule(NamedTuple):
-    """A rule: its id, what is decided where it holds, that condition, what is said, and what it rests on."""
+    """A rule: its id, the decision where it holds, that condition, the sentence, and what it rests on."""
 
     name: str
     decision: Decision
     holds: Callable[[Evidence], bool]
     sentence: str
-    source: str
+    source: str = ""
 
 
 def _is(seen: Evidence, verdict: str) -> bool:
@@ -119,7 +119,6 @@ RULES = (
         lambda seen: _is(seen, "bug"),
         "Fix it before choosing a correction: what a correction does to wrong numbers says little of what it "
         "does to the right ones.",
-        "E_rollout[r] = 1 and k1 ≥ 0 hold for any honest mismatch",
     ),
     Rule(
         "few",
@@ -128,7 +127,6 @@ RULES = (
         f"Too little data to choose a method: at least {least.FEWEST_GROUPS} groups (prompts), "
         f"{least.FEWEST_SEQUENCES} sequences and {least.FEWEST_TOKENS:,} tokens are needed; without a column "
         f"group_id, which says what rows share a prompt, {least.FEWEST_GROUPS * least.SAMPLES} sequences.",
-        "bootstrap over groups",
     ),
     Rule(
         "identical",
@@ -136,14 +134,12 @@ RULES = (
         lambda seen: seen.value("log_ratio_min") == 0.0 == seen.value("log_ratio_max"),
         "The same numbers twice: was one column copied from the other? Check what is logged; if both engines "
         "really agree to the last bit, no correction is needed.",
-        "two engines that compute apart do not agree exactly at every token",
     ),
     Rule(
         "unknown",
         "not enough data",
         lambda seen: seen.number("k3").value is None,
         "The mismatch of this dump could not be measured.",
-        "",
     ),
     Rule(
         "healthy",
@@ -168,7 +164,7 @@ RULES = (
     Rule(
         "collapse",
         METHOD,
-        lambda seen: (grown := growth(seen.summary)) is not None and grown.surely is not None,
+        lambda seen: (grown := growth(seen.summary)) is not None and grown.since is not None,
         "A correction alone does not save the run.",
         f"{RUNS}, and none saved a run whose mismatch kept growing. In a public run of 200 steps KL rose 25 "
         "steps before the reward fell.",

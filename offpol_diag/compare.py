@@ -28,7 +28,7 @@ from offpol_diag.core.intervals import (
     subtracted,
 )
 from offpol_diag.core.observe import Examined
-from offpol_diag.core.state import COUNTED, Array, State
+from offpol_diag.core.state import COUNTED, Array
 from offpol_diag.core.study import Readout, Study
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics import FIRST_GAP
@@ -148,35 +148,32 @@ def of_runs(runs: Sequence[Examined], results: Sequence[Result]) -> list[Against
     if len(runs) > len(ascii_uppercase):
         hint = "a folder or a quoted glob is one run"
         raise UsageError(f"{len(runs)} runs: at most {len(ascii_uppercase)} are compared", hint)
-    a, mine, found, main = runs[0], of_run(runs[0], results[0]), list[Against](), list[str]()
+    a, mine, found = runs[0], of_run(runs[0], results[0]), list[Against]()
     for letter, run, result in zip(ascii_uppercase[1:], runs[1:], results[1:], strict=False):
-        shared = [drift for drift in a.study.drifts if drift in run.study.drifts]
-        if not shared:
+        if not set(a.study.drifts) & set(run.study.drifts):
             what = f"A and {letter} have no pair of policies in common, so nothing can be compared"
             raise UsageError(what, "write the same policies into both dumps")
         theirs = of_run(run, result)
-        both = [name for name in mine.numbers if name in theirs.numbers]
         missing = [one.title for one in DRIFTS if (one in a.study.drifts) != (one in run.study.drifts)]
-        missing += [
-            one.name for one in a.presets if not (one in a.study.presets and one in run.study.presets)
-        ]
+        able = {*a.study.presets} & {*run.study.presets}
+        missing += [preset.name for preset in a.presets if preset not in able]
         found.append(
             Against(
                 letter=letter,
                 run=Result(subjects=result.subjects, **{name: getattr(result, name) for name in KEPT}),
                 pairing=pairing(a, run, letter),
-                contrasts=[contrast(name, mine, theirs) for name in both],
+                contrasts=[contrast(name, mine, theirs) for name in mine.numbers if name in theirs.numbers],
                 missing=missing,
             )
         )
-        main.append(shared[0].prefix)
     corrected = iter(holm([one.p_value for run in found for one in run.contrasts if one.p_value is not None]))
-    for one, prefix in zip(found, main, strict=True):
+    for against, run in zip(found, runs[1:], strict=True):
+        main = next(drift.prefix for drift in a.study.drifts if drift in run.study.drifts)
         done = []
-        for row in one.contrasts:
+        for row in against.contrasts:
             p = None if row.p_value is None else next(corrected)
             done.append(row._replace(p_adjusted=p, differs=None if p is None else p < LEVEL))
-        one.contrasts = sorted(done, key=partial(rank, prefix))
+        against.contrasts = sorted(done, key=partial(rank, main))
     return found
 
 
@@ -212,24 +209,15 @@ def rank(prefix: str, one: Contrast) -> tuple[int, int, bool, float]:
 
 
 def pairing(a: Examined, b: Examined, letter: str) -> str:
-    """Say how many groups both runs have; the bootstrap resamples these together."""
+    """Return how many groups both runs have, if all are counted; the bootstrap resamples these together."""
     one, other = a.state, b.state
-    shared = shared_groups(one, other)
-    only_a, only_b = (count(max(run.many - shared, 0)) for run in (one, other))
+    shared = len(np.intersect1d(one.groups[:COUNTED], other.groups[:COUNTED]))
     grouped = all("group_id" in run.facts.columns for run in (a, b))
     what = "prompts (group_id)" if grouped else "responses"
     if not shared:
         return f"Independent: no {what} are in both, and each run is resampled by itself."
-    about = "" if one.counted and other.counted else "about "
-    both = f"Paired: {about}{count(shared)} {what} are in both runs and are resampled together; "
-    return f"{both}{about}{only_a} are only in A and {about}{only_b} only in {letter}."
-
-
-def shared_groups(one: State, other: State) -> int:
-    """Count shared groups: exactly if all are counted, else estimated from the smallest hashes of both."""
-    mine, theirs = (run.groups[:COUNTED] for run in (one, other))
-    ends = [run.groups[COUNTED - 1] for run in (one, other) if not run.counted]
-    if not ends:
-        return len(np.intersect1d(mine, theirs))
-    mine, theirs = (groups[groups <= min(ends)] for groups in (mine, theirs))
-    return round(len(np.intersect1d(mine, theirs)) * one.many / max(len(mine), 1))
+    if not (one.counted and other.counted):
+        return f"Paired: {what} that are in both runs are resampled together."
+    only_a, only_b = (count(run.many - shared) for run in (one, other))
+    both = f"Paired: {count(shared)} {what} are in both runs and are resampled together; "
+    return f"{both}{only_a} are only in A and {only_b} only in {letter}."

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from offpol_diag import files
 from offpol_diag.errors import OffpolError, UsageError, did_you_mean
-from offpol_diag.metrics import PAIRS, WATCHED_GAP, WATCHED_PRESET, Worse, worse
+from offpol_diag.metrics import PAIRS, WATCHED_GAP, WATCHED_PRESET, Worse, metric
 from offpol_diag.number import Number, finite
 from offpol_diag.numerals import doubted, format_limit, format_number, format_value
 from offpol_diag.presets import Preset, catalogue
@@ -63,14 +63,13 @@ class Limit:
 
         A name that a trainer logs is that of the number which equals it: `rollout_corr/kl` is `k1`.
         """
-        of, _, name = text.removeprefix(STEP).strip().rpartition(".")
-        pair = f"{of}." in PAIRS or not of
-        name = logged_names("gap" if pair else "preset").get(name, name)
-        if pair:
-            of, name = "", f"{of}.{name}".lstrip(".")
+        preset, _, name = text.removeprefix(STEP).strip().rpartition(".")
+        if not preset or f"{preset}." in PAIRS:
+            name = f"{preset}.{logged_names('gap').get(name, name)}".lstrip(".")
+            return cls(name, "", text.startswith(STEP), kind, value)
         with suppress(KeyError, OffpolError):  # a preset of a user's file is not in the catalogue
-            of = of and catalogue.load()[of].name
-        return cls(name, of, text.startswith(STEP), kind, value)
+            preset = catalogue.load()[preset].name
+        return cls(logged_names("preset").get(name, name), preset, text.startswith(STEP), kind, value)
 
     @property
     def number(self) -> str:
@@ -119,21 +118,23 @@ def required(gates: Path | None = None, **options: Any) -> Gates:
     Raises:
         UsageError: nothing is asked, or an option or the file is invalid.
     """
-    filed, asked = Gates(), {key: value for key, value in options.items() if value or value == 0}
+    filed: dict[str, Any] = {}
     if gates is not None:
         try:
-            filed = Gates(**files.toml(files.read(gates, files.MOST_TOML).decode("utf-8-sig")))
+            table = files.toml(files.read(gates, files.MOST_TOML).decode("utf-8-sig"))
+            filed = Gates(**table).model_dump(exclude_unset=True)
         except (OSError, ValueError) as error:
             why = first_mistake(error) if isinstance(error, ValidationError) else error
             raise UsageError(f"{gates}: no gate file: {why}", "its form is that of docs/ci.md") from error
-        if filed.baseline:
-            filed = filed.model_copy(update={"baseline": gates.parent / filed.baseline})
-    for key in {"max", "min"} & asked.keys():
-        pairs = [text.rpartition("=") for text in asked[key]]
+        if filed.get("baseline"):
+            filed["baseline"] = gates.parent / filed["baseline"]
+    asked = {key: value for key, value in options.items() if value or value == 0}
+    for kind in ("max", "min"):
+        pairs = [text.rpartition("=") for text in asked.get(kind, ())]
         own = {name.strip(): limit.strip() for name, _, limit in pairs}
-        asked[key] = {**own, **{name: x for name, x in getattr(filed, key).items() if name not in own}}
+        asked[kind] = own | {name: x for name, x in filed.get(kind, {}).items() if name not in own}
     try:
-        found = Gates(**filed.model_dump(exclude_unset=True) | asked)
+        found = Gates(**filed | asked)
     except ValidationError as error:
         hint = "docs/ci.md has the form: --max k3=0.002, --fail-on bug"
         raise UsageError(f"--{first_mistake(error)}", hint) from error
@@ -155,35 +156,40 @@ HIDDEN: Mapping[str, Kind] = {
 """Number → the kind of limit that it certainly breaks if its whole interval lies beyond it, however heavy the
 tail of the weights: a sample misses the rarest, largest weights, which would make a mean of r or r² larger
 and the effective sample size smaller."""
+OPEN = "the 95% interval holds values on both sides of the bound"
 
 
 @dataclass(frozen=True)
-class Ruling:
-    """Whether a bound holds; `passed` is None where it cannot be judged."""
+class Judgment:
+    """Whether a bound holds; `passed` is None where it cannot be judged, `open` a pass without evidence."""
 
     passed: bool | None
     reason: str = ""
     open: bool = False
 
+    @property
+    def rank(self) -> int:
+        """0 where it failed, 1 where it could not be judged, 2 where it is open, 3 where it passed."""
+        return {False: 0, None: 1, True: 2 if self.open else 3}[self.passed]
 
-def rule(number: Number, kind: Kind, limit: float, certain: bool = False) -> Ruling:
-    """Check a number; one that is unreliable fails only where it is `certain` that it lies farther beyond."""
-    if not number.known:
-        return Ruling(None, number.unknown or "it is not a number")
+
+def judge(number: Number, kind: Kind, limit: float, certain: bool = False) -> Judgment:
+    """Judge a number; one that is unreliable fails only where it is `certain` that it lies farther beyond."""
     value = math.inf if number.value is None else number.value
     ends = number.interval or (value, value)
-    if any(map(math.isnan, (value, *ends))):
-        return Ruling(None, "it is not a number")
+    if not number.known or any(map(math.isnan, (value, *ends))):
+        return Judgment(None, number.unknown or "it is not a number")
     within = [x <= limit if kind == "max" else x >= limit for x in ends]
     note, beyond = number.note or "", not any(within)
     if doubted(number):
         if not (certain and beyond and number.interval):
-            return Ruling(None, note)
+            return Judgment(None, note)
         note += ", but what a heavy tail hides lies farther beyond the bound"
-    why = "" if all(within) else "the 95% interval holds values on both sides of the bound"
-    why = "the whole 95% interval lies beyond it" if beyond else why
-    why = why if number.interval else "no interval"
-    return Ruling(not beyond, joined(why, note), open=any(within) and not all(within))
+    if not number.interval:
+        return Judgment(not beyond, joined("no interval", note))
+    if beyond:
+        return Judgment(False, joined("the whole 95% interval lies beyond it", note))
+    return Judgment(True, note) if all(within) else Judgment(True, joined(OPEN, note), open=True)
 
 
 def joined(*parts: str) -> str:
@@ -191,33 +197,31 @@ def joined(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-def find(result: Result, one: Limit) -> Number:
+def find(result: Result, limit: Limit) -> Number:
     """Return a number of the whole dump; one that is unknown says why."""
-    numbers = result.preset(one.preset) if one.preset else result.whole
-    if one.name in numbers:
-        return numbers[one.name]
-    if one.preset in result.presets and (needs := result.presets[one.preset].needs):
-        return Number(unknown=f"{one.preset} needs {', '.join(needs)}, which the dump lacks")
+    numbers = result.preset(limit.preset) if limit.preset else result.whole
+    if limit.name in numbers:
+        return numbers[limit.name]
+    if limit.preset in result.presets and (needs := result.presets[limit.preset].needs):
+        return Number(unknown=f"{limit.preset} needs {', '.join(needs)}, which the dump lacks")
     known = [*result.whole, *(f"{key}.{name}" for key in result.presets for name in result.preset(key))]
-    return Number(unknown=joined(f'no number "{one.number}" in this result', did_you_mean(one.number, known)))
+    hint = did_you_mean(limit.number, known)
+    return Number(unknown=joined(f'no number "{limit.number}" in this result', hint))
 
 
-WORDS = {0: "fail", 1: "cannot be judged", 2: "are open"}
-
-
-def by_step(result: Result, one: Limit) -> tuple[list[tuple[str, Number]], str]:
+def find_by_step(result: Result, limit: Limit) -> tuple[list[tuple[str, Number]], str]:
     """Return the number at each step, unreliable where that of the dump is, and what is missing.
 
     Numbers of a pair of policies are by step those of the main pair, without its prefix.
     """
-    whole, main, rows, places = find(result, one), result.prefix, [], at_steps(result)
-    names = (one.name, one.name.removeprefix(main)) if one.preset or one.name.startswith(main) else ()
+    whole, main, places, rows = find(result, limit), result.prefix, at_steps(result), []
+    names = [limit.name, limit.name.removeprefix(main)] if limit.preset or limit.name.startswith(main) else []
     for place in places:
-        of_preset = result.of(place_of("step", place.key, f"preset/{one.preset}"))
-        numbers = of_preset if one.preset else place.numbers
-        if number := next((numbers[name] for name in names if name in numbers), None):
-            note = whole.note if doubted(whole) else number.note
-            rows.append((place.key, replace(number, note=note)))
+        of_preset = result.of(place_of("step", place.key, f"preset/{limit.preset}"))
+        numbers = of_preset if limit.preset else place.numbers
+        for name in [name for name in names if name in numbers][:1]:
+            note = whole.note if doubted(whole) else numbers[name].note
+            rows.append((place.key, replace(numbers[name], note=note)))
     if not places:
         return [], "no row of this dump has a step"
     every = len(places) + result.axes["step"].left_out
@@ -225,87 +229,85 @@ def by_step(result: Result, one: Limit) -> tuple[list[tuple[str, Number]], str]:
     return rows, "" if len(rows) == every else (not rows and whole.unknown) or missing
 
 
-def bound(result: Result, one: Limit) -> GateVerdict:
+def judge_limit(result: Result, limit: Limit) -> GateVerdict:
     """Judge a number, or that of every step by the worst one; one failed step is enough to fail."""
-    rows, missing = by_step(result, one) if one.step else ([("", find(result, one))], "")
-    certain, each = HIDDEN.get(one.name.rpartition(".")[2]) == one.kind, []
-    for step, number in rows:
-        exact = replace(number, interval=None) if one.name.endswith(DIFFER) else number
-        ruling = rule(exact, one.kind, one.value, certain)
-        rank = 3 if ruling.passed and not ruling.open else {False: 0, None: 1, True: 2}[ruling.passed]
-        size = math.inf if exact.value is None else exact.value
-        each.append((rank, -size if one.kind == "max" else size, step, exact, ruling))
-    if missing and all(rank > 0 for rank, *_ in each):
-        each = [(3, 0.0, "", Number(), Ruling(None, missing))]
-    rank, _, step, number, ruling = min(each, key=lambda row: row[:2])
-    some = sum(other == rank for other, *_ in each)
-    alike = f"{some} of {len(rows)} steps {WORDS[rank]}" if step and rank in WORDS else ""
+    rows, missing = find_by_step(result, limit) if limit.step else ([("", find(result, limit))], "")
+    certain = HIDDEN.get(limit.name.rpartition(".")[2]) == limit.kind
+    if limit.name.endswith(DIFFER):
+        rows = [(step, replace(number, interval=None)) for step, number in rows]
+    each = [(judge(number, limit.kind, limit.value, certain), step, number) for step, number in rows]
+    if missing and all(judgment.passed is not False for judgment, *_ in each):
+        each = [(Judgment(None, missing), "", Number())]
+
+    def severity(row: tuple[Judgment, str, Number]) -> tuple[int, float]:
+        size = math.inf if row[2].value is None else row[2].value
+        return row[0].rank, -size if limit.kind == "max" else size
+
+    judgment, step, number = min(each, key=severity)
+    alike = sum(other.rank == judgment.rank for other, *_ in each)
+    words = ("fail", "cannot be judged", "are open", "")[judgment.rank]
+    steps = f"{alike} of {len(rows)} steps {words}" if step and words else ""
     return GateVerdict(
-        name=f"{STEP * one.step}{one.number}",
-        must=f"{'≤' if one.kind == 'max' else '≥'} {format_limit(one.value, number.unit)}",
-        limit=one.value,
+        name=f"{STEP * limit.step}{limit.number}",
+        must=f"{'≤' if limit.kind == 'max' else '≥'} {format_limit(limit.value, number.unit)}",
+        limit=limit.value,
         number=replace(number, note=None),
         where=f"step {step}" if step else "",
-        **vars(replace(ruling, reason=joined(ruling.reason, alike))),
+        **vars(replace(judgment, reason=joined(judgment.reason, steps))),
     )
-
-
-# ---------------------------------------------------------------- all of them
 
 
 def judged(now: Result, gates: Gates, base: Result | None = None) -> list[GateVerdict]:
     """Return all verdicts on the result `now`; `base` is the earlier result."""
     return [
-        *([diagnosis(now, gates.fail_on)] if gates.fail_on else []),
-        *(bound(now, one) for one in gates.limits),
+        *([judge_diagnosis(now, gates.fail_on)] if gates.fail_on else []),
+        *(judge_limit(now, limit) for limit in gates.limits),
         *(against(now, base, gates) if base else ()),
     ]
 
 
 def outcome(verdicts: Iterable[GateVerdict]) -> Outcome:
     """Combine verdicts: any failure fails; else, if one was not judged or there is none, "could not say"."""
-    said = [one.passed for one in verdicts]
-    return "failed" if False in said else "could not say" if None in said or not said else "passed"
+    passed = [verdict.passed for verdict in verdicts]
+    return "failed" if False in passed else "could not say" if None in passed or not passed else "passed"
 
 
 SEQUENCES, PROMPTS = 16, 4
 """Fewest sequences, and prompts where the dump has group_id, of which not finding a bug says something."""
 
 
-def diagnosis(result: Result, fails: DiagnosisVerdict) -> GateVerdict:
+def judge_diagnosis(result: Result, fails: DiagnosisVerdict) -> GateVerdict:
     """Judge the diagnosis (`docs/ci.md` has the table).
 
     Several causes that fit pass as open, unless `cannot_tell` fails or one of them is a bug.
     """
     found, dump = result.diagnosis, result.dump
     if found is None:
-        ruling = Ruling(None, "this result holds no diagnosis")
+        judgment = Judgment(None, "this result holds no diagnosis")
     elif ORDER.index(found.verdict) >= ORDER.index(fails):
-        ruling = Ruling(False)
+        judgment = Judgment(False)
     elif dump.sequences < SEQUENCES or ("group_id" in dump.columns and dump.groups < PROMPTS):
         few = f"too little to see a bug: that needs {SEQUENCES} sequences and {PROMPTS} prompts"
-        ruling = Ruling(None, few)
+        judgment = Judgment(None, few)
     elif found.verdict != "cannot_tell":
-        ruling = Ruling(True)
-    elif not found.candidates:
-        ruling = Ruling(None, "whether it is a bug could not be tested")
-    elif any(one.kind == "bug" for one in found.candidates):
-        ruling = Ruling(None, "whether it is a bug, this dump cannot tell: not all that fits is honest")
+        judgment = Judgment(True)
+    elif not found.candidates or any(one.kind == "bug" for one in found.candidates):
+        judgment = Judgment(None, "this dump cannot tell whether it is a bug")
     else:
-        ruling = Ruling(True, "which cause it is, this dump cannot tell", open=True)
-    return _of_diagnosis(result, ruling, "no bug" if fails == "bug" else "neither bug nor cannot tell")
+        judgment = Judgment(True, "this dump cannot tell which cause it is", open=True)
+    return on_diagnosis(result, judgment, "no bug" if fails == "bug" else "neither bug nor cannot tell")
 
 
-def _of_diagnosis(result: Result, ruling: Ruling, must: str) -> GateVerdict:
+def on_diagnosis(result: Result, judgment: Judgment, must: str) -> GateVerdict:
     """Build the verdict on a diagnosis, with what mends its first bug, or decides between what fits."""
-    found, more = result.diagnosis, [""]
+    found, reason = result.diagnosis, judgment.reason
     if found:
         bug = next((one for one in found.causes if one.kind == "bug"), None)
-        fits = ", ".join(one.id for one in found.candidates)
+        fits = ", ".join(one.id for one in found.candidates) or found.headline
         decide = f"to decide, {found.decide[:1].lower()}{found.decide[1:]}" if found.decide else ""
-        more = [f"{bug.id}: {bug.statement}", f"fix: {bug.fix}"] if bug else [fits or found.headline, decide]
-    reason = joined(ruling.reason, *(one.rstrip(".") for one in more))
-    return GateVerdict(name=DIAGNOSIS, must=must, **vars(replace(ruling, reason=reason)))
+        more = [f"{bug.id}: {bug.statement}", f"fix: {bug.fix}"] if bug else [fits, decide]
+        reason = joined(reason, *(sentence.rstrip(".") for sentence in more))
+    return GateVerdict(name=DIAGNOSIS, must=must, **vars(replace(judgment, reason=reason)))
 
 
 # ---------------------------------------------------------------- against an earlier result
@@ -319,48 +321,51 @@ def against(now: Result, base: Result, gates: Gates) -> Iterator[GateVerdict]:
     for one in names:
         there = find(base, one)
         if not doubted(there) and (there.value is not None or one.preset not in ("", *base.presets)):
-            yield _no_worse(find(now, one), there, one, gates.tolerance)
+            yield judge_change(find(now, one), there, one, gates.tolerance)
     if base.diagnosis:
         earlier, here = base.diagnosis.verdict, now.diagnosis
         passed = None if here is None else ORDER.index(here.verdict) <= ORDER.index(earlier)
-        yield _of_diagnosis(now, Ruling(passed), f"no worse than {earlier.replace('_', ' ')} in the baseline")
+        yield on_diagnosis(
+            now, Judgment(passed), f"no worse than {earlier.replace('_', ' ')} in the baseline"
+        )
 
 
-def _no_worse(here: Number, there: Number, one: Limit, share: float) -> GateVerdict:
-    """Judge the difference of a number from the baseline's, in the direction that is worse.
+def judge_change(here: Number, there: Number, of: Limit, share: float) -> GateVerdict:
+    """Judge by how much a number is worse than the baseline's.
 
-    The results count as independent runs: a comparison fails if the whole interval of the difference lies
-    beyond the tolerance.
+    The results count as independent runs: it fails if the whole interval of the difference lies beyond the
+    tolerance, a `share` of the baseline's value or of its distance from the target.
     """
-    metric, limit = one.name.rpartition(".")[2], 0.0
+    name, limit = of.name.rpartition(".")[2], 0.0
     if here.value is None:
-        ruling = Ruling(None, here.unknown or "it overflows")
+        judgment = Judgment(None, here.unknown or "it overflows")
     elif there.value is None:
-        ruling = Ruling(None, f"the baseline: {there.unknown}")
+        judgment = Judgment(None, f"the baseline: {there.unknown}")
     else:
-        way = worse(metric)
-        was = _badness(there, way)
-        change = replace(difference(_badness(here, way), was), note=here.note, unit=here.unit)
+        way = metric(name).worse
+        was = higher_is_worse(there, way)
+        change = replace(difference(higher_is_worse(here, way), was), note=here.note, unit=here.unit)
         allowed = share * abs(was.value or 0.0)
         # what a tail hides is worse where it moves the number away from its target, or in its one direction
         above = way.sign != "away" or (here.interval is not None and here.interval[0] >= way.target)
-        certain = above and HIDDEN.get(metric) == ("min" if way.sign == "lower" else "max")
-        ruling = rule(change, "max", allowed, certain)
-        if ruling.passed is not None:
-            by, bound = format_number(replace(change, note=None)), format_value(allowed, here.unit)
-            ruling = replace(ruling, reason=joined(f"worse by {by}, {bound} allowed", ruling.reason))
+        certain = above and HIDDEN.get(name) == ("min" if way.sign == "lower" else "max")
+        judgment = judge(change, "max", allowed, certain)
+        if judgment.passed is not None:
+            by, most = format_number(replace(change, note=None)), format_value(allowed, here.unit)
+            reason = joined(f"worse by {by}, {most} allowed", judgment.reason)
+            judgment = replace(judgment, reason=reason)
             limit = there.value + (-allowed if way.sign == "lower" else allowed)
             limit = abs(there.value - way.target) + allowed if way.sign == "away" else limit
     return GateVerdict(
-        name=one.number,
+        name=of.number,
         must=f"no worse than {format_value(there.value, there.unit)} by more than {100 * share:g}%",
         limit=finite(limit),
         number=replace(here, note=None),
-        **vars(ruling),
+        **vars(judgment),
     )
 
 
-def _badness(number: Number, way: Worse) -> Number:
+def higher_is_worse(number: Number, way: Worse) -> Number:
     """Transform a number so that higher is worse: negate it, or take its distance from the target."""
     assert number.value is not None
     value, (low, high) = number.value, number.interval or (number.value, number.value)

@@ -163,11 +163,6 @@ def title(name: str) -> str:
     return metric(name).title
 
 
-def worse(name: str) -> Worse:
-    """Return which way a number is worse, given its name with or without a prefix."""
-    return metric(name.rpartition(".")[2]).worse
-
-
 # ---------------------------------------------------------------- bands, in words of their sources
 
 

@@ -15,6 +15,7 @@ from offpol_diag.core.gap import Tokens
 from offpol_diag.core.observe import examine
 from offpol_diag.core.preset_numbers import AT_LAG_0
 from offpol_diag.core.state import Array
+from offpol_diag.core.study import Study
 from offpol_diag.diagnosis.decide import diagnosed
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import Dump
@@ -24,7 +25,7 @@ from offpol_diag.presets.grammar import name_with
 from offpol_diag.presets.words import RATIOS, judged
 from offpol_diag.result import Result, SolvedWindow, Sweep, SweptPoint
 
-LOGARITHMIC = ("ratio", "mult_prob_error")
+FACTORS = ("ratio", "mult_prob_error")
 """Statistics whose bounds are factors: 1.001 is near, and a window is [1/b, b]."""
 SIGNED = ("ratio", "k1", "prob_diff")
 """Statistics that deviate from their on-policy value in both directions."""
@@ -39,7 +40,7 @@ METRICS = (
 
 @dataclass(frozen=True)
 class Bound:
-    """One bound of a preset, or two that vary together.
+    """One bound of a preset, or two that move together.
 
     Attributes:
         place: the key of its part in the preset's table: `weight`, `reject[0]`.
@@ -71,7 +72,7 @@ class Bound:
         return (self.rule.lower if self.side == "lower" else self.rule.upper) or 0.0
 
     def ends(self, value: float) -> dict[str, float]:
-        """Return the keys of the part that vary, with their values at a threshold."""
+        """Return the keys of the part that move, with their values at a threshold."""
         return {"lower": 1 / value, "upper": value} if self.side == "window" else {self.side: value}
 
     def moved(self, ends: Mapping[str, float]) -> Preset:
@@ -79,12 +80,12 @@ class Bound:
 
         Its weights are not divided by their batch mean, after which a mean weight says nothing of a bound.
         """
-        one, rule = self.preset, replace(self.rule, **ends)  # type: ignore[arg-type]
-        weight = rule if isinstance(rule, Weight) else one.weight
-        reject: Any = tuple(rule if old is self.rule else old for old in one.reject)
+        old, rule = self.preset, replace(self.rule, **ends)  # type: ignore[arg-type]
+        weight = rule if isinstance(rule, Weight) else old.weight
+        reject: Any = tuple(rule if one is self.rule else one for one in old.reject)
         weight = weight and replace(weight, normalize=False)
-        name = f"{one.name}@{','.join(map(repr, ends.values()))}"
-        return replace(one, name=name, weight=weight, reject=reject, generation=None, aliases=())
+        name = f"{old.name}@{','.join(map(repr, ends.values()))}"
+        return replace(old, name=name, weight=weight, reject=reject, generation=None, aliases=())
 
     def objection(self, value: float) -> str:
         """Return why a threshold is invalid; empty if it is valid."""
@@ -95,11 +96,11 @@ class Bound:
 
 
 def bounds_of(preset: Preset) -> dict[str, Bound]:
-    """Return the bounds of a preset that can vary, by name: of rules, then of the weight; windows first."""
+    """Return the bounds of a preset that can move, by name: of rules, then of the weight; windows first."""
     parts = {f"reject[{at}]": rule for at, rule in enumerate(preset.reject)} | {"weight": preset.weight}
     found = []
     for place, rule in parts.items():
-        if rule is None or (isinstance(rule, Weight) and rule.action not in ("truncate", "mask")):
+        if rule is None or (isinstance(rule, Weight) and rule.action == "none"):
             continue
         factor = isinstance(rule, Weight) or rule.statistic == "ratio"
         if factor and rule.lower and rule.upper and rule.upper > 1:
@@ -108,7 +109,7 @@ def bounds_of(preset: Preset) -> dict[str, Bound]:
                 found.append(Bound(preset, place, "window", rule))
         found += [Bound(preset, place, "upper", rule)] if rule.upper is not None else []
         found += [Bound(preset, place, "lower", rule)] if rule.lower is not None else []
-    return {str(one): one for one in found}
+    return {str(bound): bound for bound in found}
 
 
 def pick(preset: Preset, which: str | None) -> Bound:
@@ -117,13 +118,13 @@ def pick(preset: Preset, which: str | None) -> Bound:
     Raises:
         UsageError: there is none.
     """
-    every = bounds_of(preset)
-    if not every:
+    bounds = bounds_of(preset)
+    if not bounds:
         raise UsageError(f"{preset.name} has no bound that can be swept", "name a preset with a threshold")
-    if which is not None and which not in every:
-        hint = did_you_mean(which, list(every)) or f"--which may be {', '.join(every)}"
+    if which is not None and which not in bounds:
+        hint = did_you_mean(which, list(bounds)) or f"--which may be {', '.join(bounds)}"
         raise UsageError(f'{preset.name} has no bound "{which}"', hint)
-    return every[which or next(iter(every))]
+    return bounds[which or next(iter(bounds))]
 
 
 # ---------------------------------------------------------------- thresholds
@@ -131,25 +132,28 @@ def pick(preset: Preset, which: str | None) -> Bound:
 STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 """Round numbers within a decade."""
 FAR = (2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 1000.0, 10_000.0)
-"""Factors beyond 2."""
+"""Factors from 2 on."""
 
 
-def thresholds(bound: Bound, at: str | None = None) -> list[float]:
-    """Return those of `--at`, or all round numbers of a wide range, ascending, and the preset's own.
+def round_thresholds(bound: Bound) -> list[float]:
+    """Return round numbers of a wide range that a bound may be, and the preset's own, ascending."""
+    # each is the float nearest to the intended decimal
+    values = [float(f"{step * 10.0**power:.9g}") for power in range(-8, 3) for step in STEPS]
+    if bound.statistic in FACTORS:
+        sign = -1 if bound.side == "lower" else 1
+        near_1 = [float(f"{1 + sign * x:.9g}") for x in values if 1e-6 <= x < 1]
+        values = near_1 + ([10.0**-k for k in range(1, 9)] if bound.side == "lower" else [*FAR])
+    elif bound.side == "lower" and bound.statistic in SIGNED:
+        values = [-x for x in values]
+    return sorted({bound.own, *(x for x in values if not bound.objection(x))})
+
+
+def thresholds(bound: Bound, at: str) -> list[float]:
+    """Parse the thresholds of `--at`.
 
     Raises:
-        UsageError: those of `--at` are no numbers, do not rise, or one is invalid for the bound.
+        UsageError: they are no numbers, do not rise, or one is invalid for the bound.
     """
-    if at is None:
-        # each is the float nearest to the intended decimal
-        decades = [float(f"{step * 10.0**power:.9g}") for power in range(-8, 3) for step in STEPS]
-        near, below = [x for x in decades if 1e-6 <= x < 1], bound.side == "lower"
-        values = [float(f"{1 + x:.9g}") for x in near] + list(FAR)
-        if bound.statistic not in LOGARITHMIC:
-            values = [-x if below and bound.statistic in SIGNED else x for x in decades]
-        elif below:
-            values = [float(f"{1 - x:.9g}") for x in near] + [10.0**-k for k in range(1, 9)]
-        return sorted({bound.own, *(x for x in values if not bound.objection(x))})
     try:
         values = [float(word) for word in at.split(",")]
     except ValueError:
@@ -171,25 +175,22 @@ def sweep(
     keep: float | None = None,
     **how: Any,
 ) -> Result:
-    """Analyse a preset at many thresholds in one pass.
+    """Analyse a preset at many thresholds in one pass; the Result is that of the dump with `sweep` filled.
 
     Args:
-        dump: the dump.
-        preset: the preset.
+        dump: what is read.
+        preset: whose bound moves.
         which: the name of the bound that moves; None for the one it is about.
-        at: the thresholds, rising; None for round numbers.
+        at: the thresholds, rising, with commas between; None for round numbers.
         keep: the share that the bounds keep that are solved for, in a pass of its own.
         **how: as of `examine`.
-
-    Returns:
-        The Result of the dump with the unchanged preset, and `sweep` filled.
 
     Raises:
         UsageError: a bound, a threshold or the share cannot be, or a column is missing.
     """
-    bound, have = pick(preset, which), {*dump.columns}
-    values = thresholds(bound, at)
-    if lacking := preset.lacking(have | ({"advantages"} if {"rewards", "group_id"} <= have else set())):
+    bound = pick(preset, which)
+    values = round_thresholds(bound) if at is None else thresholds(bound, at)
+    if lacking := preset.lacking(Study.of(dump.columns).columns):
         missing = f"the dump has no {' and no '.join(lacking)}, which {preset.name} cannot do without"
         raise UsageError(missing, "name the column with --columns, or sweep another preset")
     solved = None if keep is None else solve(dump, bound, keep, alone=which is not None)
@@ -210,14 +211,9 @@ def sweep(
         point, (_, kept, of) = points.pop(), solved
         name = name_with(preset.name, {place: repr(end) for place, end in point.bounds.items()})
         window = SolvedWindow(asked=keep or 0.0, kept=kept, of=of, preset=name, point=point)
-    found = Sweep(
-        preset=preset.name,
-        which=str(bound),
-        statistic=judged(bound.rule) if isinstance(bound.rule, Reject) else RATIOS[bound.rule.over],
-        unit=bound.unit,
-        points=points,
-        window=window,
-    )
+    on = judged(bound.rule) if isinstance(bound.rule, Reject) else RATIOS[bound.rule.over]
+    about = {"preset": preset.name, "which": str(bound), "statistic": on, "unit": bound.unit}
+    found = Sweep(**about, points=points, window=window)
     others = tuple(f"preset/{one.name}" for one in moved)
     numbers = {subject: one for subject, one in whole.subjects.items() if not subject.startswith(others)}
     presets = {preset.name: whole.presets[preset.name]}
@@ -260,38 +256,37 @@ def solve(dump: Dump, bound: Bound, share: float, alone: bool) -> tuple[dict[str
     many = len(x)
     if not many:
         raise DumpError("the dump has no sequence", "check that its writer was closed")
-    both = None not in (rule.lower, rule.upper) and bound.statistic in SIGNED
-    both = bound.side == "window" or (both and not alone)
+    both = bound.side == "window"
+    both = both or (not alone and bound.statistic in SIGNED and None not in (rule.lower, rule.upper))
     keep = max(1, math.ceil(share * many - 1e-9))
     below = (many - keep) // 2 if both else many - keep if bound.side == "lower" else 0
-    low, high = float(x[below]), float(x[below + keep - 1])
-    first, last = int(np.searchsorted(x, low, "left")), int(np.searchsorted(x, high, "right"))
-    bounds = dict[str, float]()
-    if both or bound.side == "lower":
-        beyond = float(x[first - 1]) if first else low - max(abs(low) * SPARE, 1e-9)
-        bounds["lower"] = shortest(beyond, low, logs, nearest=low)
-    if both or bound.side == "upper":
-        beyond = float(x[last]) if last < many else high + max(abs(high) * SPARE, 1e-9)
-        bounds["upper"] = shortest(high, beyond, logs, nearest=high)
+    first, last = int((x < x[below]).sum()), int((x <= x[below + keep - 1]).sum())  # kept is x[first:last]
+    outside = np.maximum(abs(x[[0, -1]]) * SPARE, 1e-9) * [-1, 1] + x[[0, -1]]
+    x = np.concatenate([outside[:1], x, outside[1:]]).tolist()
+    kept_and_lost = {"lower": (x[first + 1], x[first]), "upper": (x[last], x[last + 1])}
+    bounds = {
+        side: shortest(*ends, logs) for side, ends in kept_and_lost.items() if both or side == bound.side
+    }
     return bounds, (last if "upper" in bounds else many) - (first if "lower" in bounds else 0), many
 
 
-def shortest(low: float, high: float, logs: bool, nearest: float) -> float:
+def shortest(kept: float, lost: float, logs: bool) -> float:
     """Return the number of fewest digits strictly between two values; if `logs`, its log is.
 
-    If no float lies between them: the one whose value, or log, is `nearest`.
+    If no float lies between them: the one whose value, or log, is nearest to what is `kept`.
 
     Raises:
         UsageError: its exponential overflows or underflows.
     """
+    low, high = sorted((kept, lost))
     if logs:
-        if abs(nearest) > MOST_NATS:
-            what = f"--keep: the bound would have to let through |log r| = {abs(nearest):.4g} nats"
+        if abs(kept) > MOST_NATS:
+            what = f"--keep: the bound would have to let through |log r| = {abs(kept):.4g} nats"
             raise UsageError(f"{what}, which no number holds", "ask for a smaller share")
-        low, high = max(low, nearest - 1), min(high, nearest + 1)
+        low, high = max(low, kept - 1), min(high, kept + 1)
     into, back = (math.exp, math.log) if logs else (float, float)
     for digits in range(1, 18):
         found = float(f"{into((low + high) / 2):.{digits}g}")
         if (found > 0 or not logs) and low < back(found) < high:
             return found
-    return into(nearest)
+    return into(kept)

@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 import offpol_diag
 from offpol_diag import api
 from offpol_diag.cli import app
-from offpol_diag.compare import of_preset, of_presets, of_runs, reference, shared_groups
+from offpol_diag.compare import of_preset, of_presets, of_runs, pairing, reference
 from offpol_diag.core.intervals import Groups, holm, p_value
 from offpol_diag.core.observe import examine
 from offpol_diag.core.readout import Readout
@@ -298,13 +299,16 @@ def test_shared_prompts_are_counted_and_without_prompt_ids_equal_responses_are_p
     assert "no responses are in both" in against(one, other).pairing
 
 
-def test_of_more_groups_than_are_kept_the_shared_ones_are_estimated():
-    def sample(first, last):
-        return State.of_groups(mix(mix(np.arange(first, last, dtype=np.uint64))))
+def test_of_more_groups_than_are_kept_it_is_said_whether_some_are_shared():
+    """30,000 groups; the smallest hashes of 4,096 of them are kept."""
 
-    for other, shared in (((15_000, 45_000), 15_000), ((0, 30_000), 30_000), ((50_000, 60_000), 0)):
-        found = shared_groups(sample(0, 30_000), sample(*other))
-        assert found == pytest.approx(shared, rel=0.1, abs=1)
+    def run(first, last):
+        state = State.of_groups(mix(mix(np.arange(first, last, dtype=np.uint64))))
+        return SimpleNamespace(state=state, facts=SimpleNamespace(columns={"group_id": "uid"}))
+
+    shared, apart = (pairing(run(0, 30_000), run(first, 60_000), "B") for first in (29_000, 30_000))
+    assert shared == "Paired: prompts (group_id) that are in both runs are resampled together."
+    assert apart.startswith("Independent: no prompts (group_id) are in both")
 
 
 def test_what_one_run_lacks_is_named_and_the_rest_compared(folder):

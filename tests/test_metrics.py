@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from offpol_diag.metrics import BANDS, METRICS, band, worse
+from offpol_diag.metrics import BANDS, METRICS, band
 from offpol_diag.number import Number
 
 
@@ -14,20 +14,13 @@ def test_names_and_titles_are_unique():
 
 @pytest.mark.parametrize("name", BANDS)
 def test_bands_follow_each_other_towards_the_worse(name):
-    rows, down = BANDS[name], worse(name).sign == "lower"
+    rows, down = BANDS[name], METRICS[name].worse.sign == "lower"
     assert (rows[0].high if down else rows[0].low) is None
     assert (rows[-1].low if down else rows[-1].high) is None
     for one, following in pairwise(rows):
         end = one.low if down else one.high
         assert end == (following.high if down else following.low)
         assert band(name, Number(value=max(end * (1.01 if down else 0.9999), 0.0))) == one
-
-
-@pytest.mark.parametrize(
-    ("name", "of"), [("k3", "k3"), ("total.k3", "k3"), ("seq_mis.k3", "k3"), ("drift2.k1", "k1")]
-)
-def test_a_prefix_changes_no_direction(name, of):
-    assert worse(name) == METRICS[of].worse
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load
 from offpol_diag.report import answered
-from offpol_diag.sweep import METRICS, bounds_of, pick, shortest, sweep, thresholds
+from offpol_diag.sweep import METRICS, bounds_of, pick, round_thresholds, shortest, sweep
 from tests import oracles
 from tests.factory import DumpFile
 from tests.reading import analyze, opened
@@ -131,7 +131,7 @@ def test_a_looser_bound_keeps_more_and_all_or_nothing_has_a_width(dump):
 def test_every_bound_has_rising_round_thresholds_and_its_own_and_those_that_do_something_are_shown(dump):
     for one in CATALOGUE.values():
         for bound in bounds_of(one).values():
-            found = thresholds(bound)
+            found = round_thresholds(bound)
             assert all(a < b for a, b in pairwise(found)), (one.name, str(bound))
             assert (bound.own in found, len(found) > 5) == (True, True), (one.name, str(bound))
     about = {"geo_rs": "reject[0]", "token_is": "weight.upper", "token_is_rs_veto": "reject[0].upper"}
@@ -221,10 +221,10 @@ def test_the_share_is_that_of_the_bound_alone_and_equal_values_are_kept_together
 
 
 def test_a_bound_is_the_shortest_number_that_does_it_and_one_beyond_all_floats_is_refused(tmp_path):
-    assert shortest(math.log(1.0091), math.log(1.0118), True, 0.01) == 1.01
-    assert shortest(0.0091, 0.0118, False, 0.0) == 0.01
+    assert shortest(math.log(1.0091), math.log(1.0118), True) == 1.01
+    assert shortest(0.0118, 0.0091, False) == 0.01
     at = math.log(1.5)
-    assert shortest(at, math.nextafter(at, 2), True, at) == math.exp(at)
+    assert shortest(at, math.nextafter(at, 2), True) == math.exp(at)
     path = write(tmp_path / "huge.parquet", [[-800.0], [0.1], [0.2]])
     assert swept("geo", path=path, keep=0.3).window.kept == 1
     with pytest.raises(UsageError, match="800 nats"):

@@ -260,14 +260,14 @@ def grows(result: Result) -> str:
 def what_to_do(result: Result, given: Recommendation) -> Fact:
     """Return the correction, why, what it changes on this dump, and its configuration for each trainer."""
     grown, method, open_ = growth(result), given.method or "", result.undecided
-    step = grown.surely if grown else None
+    step = grown.since if grown else None
     steps = ["measure first"] if open_ else []
     steps += [f"resume from before step {step}"] if step else []
     when = "until the cause is known, " if open_ else "then " if step else ""
     steps.append(f"{when}use {given.title}" if given.title else given.decision)
     said = []
     if grown and step:
-        perhaps = f" (perhaps from step {grown.perhaps})" if grown.perhaps != step else ""
+        perhaps = f" (perhaps from step {grown.perhaps_since})" if grown.perhaps_since != step else ""
         said.append(f"From step {step} on K3 is above {MERGE:g}{perhaps}.")
         said += [SMALLER] if grew(result) else []
     said.append(_effect(result, method) if given.title else given.sentence)
