@@ -1,25 +1,19 @@
 """The Python interface: a dump, a table or tensors in, a `Result` out. The command line calls it too.
 
-    import offpol_diag
-
-    result = offpol_diag.analyze("step_100.parquet", presets="token_is,seq_mis")
-    result.diagnosis.headline, result.number("k3").interval
-    result.to_html("report.html")
-
 The functions are the commands of the same names. What an argument is, and how the command line shows it,
-stands once: in its type.
+stands once: in its type. They raise `OffpolError`, with a hint, where the input cannot be read or an argument
+cannot be used.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 
-from typer import Argument, Option
+import typer
 
 from offpol_diag.errors import UsageError
 from offpol_diag.printable import clean
@@ -32,79 +26,67 @@ if TYPE_CHECKING:
     from offpol_diag.presets import Preset
     from offpol_diag.presets.catalogue import Catalogue
     from offpol_diag.result import Result
+
+    Many = Any
 else:
     Checked = Converted = Result = Any
+    Many = list[str] | None  # which the command line takes several times
 
-LOG = logging.getLogger("offpol_diag")
-File = str | Path
+# ---------------------------------------------------------------- arguments of several functions
 
-# ---------------------------------------------------------------- what arguments are
 
-What = Annotated[Any, Argument(metavar="DUMP", help="Files, folders, globs or URLs; see docs/dumps.md.")]
+def option(metavar: str | None, help: str, *flags: str, **more: Any) -> Any:
+    """Return how the command line shows an argument that is given by its name."""
+    return typer.Option(*flags, metavar=metavar, help=help, show_envvar=False, **more)
+
+
+def complete_preset(incomplete: str) -> list[str]:
+    """Complete the last of several names of presets."""
+    from offpol_diag.presets.catalogue import ALL, load
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in (ALL, *load()) if name.startswith(last)]
+
+
+def complete_trainer(incomplete: str) -> list[str]:
+    """Complete the name of a trainer."""
+    from offpol_diag.trainers import TRAINERS
+
+    return [name for name in TRAINERS if name.startswith(incomplete)]
+
+
+What = Annotated[Many, typer.Argument(metavar="DUMP", help="Files, folders, globs or URLs: docs/dumps.md.")]
 """Paths or URLs; or a pyarrow, polars or pandas table, a row per sequence or per token; or a dict from column
 to padded tensors [S, L] (with a `response_mask`) or to one list per sequence."""
-Presets = Annotated[Any, Option(metavar="PRESET,PRESET", help="Corrections, also as token_is@3; or all.")]
+Presets = Annotated[
+    Any, option("PRESET,PRESET", "Corrections, also as token_is@3; or all.", autocompletion=complete_preset)
+]
 """Names in one text or several, or objects of `offpol_diag.presets`; None for the usual ones."""
-Columns = Annotated[Any, Option(metavar="rollout=NAME,old=NAME", help="Which column is which; or mask=none.")]
+PresetFile = Annotated[Any, option("FILE", "Your presets (docs/preset-files.md).")]
+Trainer = Annotated[
+    str | None, option("TRAINER", "verl, trl, slime, …", "--for", autocompletion=complete_trainer)
+]
+Columns = Annotated[Any, option("rollout=NAME,old=NAME", "Which column is which; or mask=none.")]
 """A mapping from our names to those of the dump, or its text."""
-OnBadRow = Annotated[Literal["error", "skip"], Option(help="At a row that cannot be read: stop, or go on.")]
-GroupBy = Annotated[Any, Option(metavar="COLUMN,COLUMN", help="Break the numbers down by these columns.")]
-Device = Annotated[str, Option(metavar="auto|cpu|cuda[:N]", help="Where to compute.")]
-Engine = Annotated[Literal["local", "ray"], Option(help="This machine, or a Ray cluster (docs/scale.md).")]
-Threads = Annotated[int | None, Option(min=1, max=9999, help="How many; one for each core by default.")]
-Seed = Annotated[int, Option(min=0, max=2**63 - 1, help="Seed of the bootstrap intervals, and of samples.")]
-PresetFile = Annotated[File | None, Option(metavar="FILE", help="Your presets (docs/preset-files.md).")]
-Trainer = Annotated[str | None, Option("--for", metavar="TRAINER", help="verl, trl, slime, …")]
-Sequences = Annotated[File | None, Option(metavar="FILE", help="Write a row per sequence, as Parquet.")]
-"""Length, ΣΔ, and what each preset keeps of it."""
-Moved = Annotated[Any, Option("--preset", metavar="PRESET", help="Whose threshold moves.")]
-Which = Annotated[str | None, Option(metavar="BOUND", help="Which threshold: weight.upper, reject[0].lower.")]
-"""reject[0] or weight alone is the window [1/b, b]; by default the one that the preset is about."""
-At = Annotated[Any, Option(metavar="1.5,2,3", help="The thresholds; by default where the data change.")]
-Keep = Annotated[float | None, Option(metavar="0.95", help="Solve for the bounds that keep this share, too.")]
-FailOn = Annotated[Literal["bug", "cannot_tell"] | None, Option(help="The mildest diagnosis that fails.")]
-"""With bug, several causes that fit pass as open, and cannot be judged where a bug is among them."""
-Max = Annotated[Any, Option(metavar="NAME=NUMBER", help="The largest value that passes: k3=0.002.")]
-Min = Annotated[Any, Option(metavar="NAME=NUMBER", help="The smallest: seq_mis.ess_tokens=0.5.")]
-Bounds = Annotated[File | None, Option(metavar="FILE", help="Bounds from a file (docs/ci.md).")]
-Baseline = Annotated[File | None, Option(metavar="RESULT.json", help="Nothing may be worse than in it …")]
-Tolerance = Annotated[float | None, Option(help="… by more than this share of its value, by default 0.1.")]
-Logged = Annotated[Any, Option(metavar="FILE", help="Curves of the trainer by step: CSV, JSONL, Parquet.")]
-Model = Annotated[Any, Option(metavar="FOLDER|HUB_ID", help="What the run trains; then other checkpoints.")]
-"""A folder with config.json and safetensors, of an adapter of peft too, or a name on the hub; further ones
-are other checkpoints, tried as hypotheses; or a live causal model of transformers, left as it was."""
-To = Annotated[File | None, Option(metavar="FILE.parquet", help="Where the dump that is made goes.")]
-Sample = Annotated[int, Option(min=0, help="Prompts that are scored, up to 4,000 tokens and more; 0: all.")]
-Tries = Annotated[Any, Option("--try", metavar="NAME,NAME", help="Hypotheses, by name or family; or none.")]
-Base = Annotated[str | None, Option(metavar="FOLDER|HUB_ID", help="The base model of an adapter.")]
-MaxLength = Annotated[int | None, Option(min=1, help="Leave out longer sequences, prompt included.")]
-Dtype = Annotated[Literal["auto", "float32", "bfloat16", "float16"], Option(help="Of the body of the model.")]
-"""auto is float32 where it fits, else bfloat16; the head is float32."""
-Attention = Annotated[str | None, Option(help="Of transformers: sdpa, eager, flex_attention, …")]
-Saved = Annotated[File, Argument(metavar="RESULT.json", help="What --json wrote; - is stdin.")]
+OnBadRow = Annotated[Literal["error", "skip"], option(None, "At a row that cannot be read: stop, or go on.")]
+Device = Annotated[str, option("auto|cpu|cuda[:N]", "Where to compute.")]
+Seed = Annotated[int, option(None, "Seed of the bootstrap intervals, and of samples.", min=0, max=2**63 - 1)]
 
 
-class Computes(TypedDict, total=False):
-    """How a dump is read, and how numbers are computed; none depends on device, engine, threads or batches.
+class Reading(TypedDict, total=False):
+    """How a dump is read, and how its numbers are computed; none depends on device, engine or threads.
 
-    `progress` is called with rows done and in all; `batch_tokens` are computed at once.
+    `progress` is called with rows done and in all.
     """
 
     columns: Columns
     on_bad_row: OnBadRow
-    group_by: GroupBy
+    group_by: Annotated[Any, option("COLUMN,COLUMN", "Break the numbers down by these columns.")]
     device: Device
-    engine: Engine
-    threads: Threads
+    engine: Annotated[Literal["local", "ray"], option(None, "This machine, or a Ray cluster: docs/scale.md.")]
+    threads: Annotated[int | None, option(None, "How many; one for each core by default.", min=1, max=9999)]
     seed: Seed
     progress: Any
-    batch_tokens: int | None
-
-
-class Evaluates(Computes, total=False):
-    """How a dump is read, numbers are computed, and presets are evaluated."""
-
-    preset_file: PresetFile
 
 
 def words(given: Any) -> tuple[str, ...]:
@@ -114,16 +96,10 @@ def words(given: Any) -> tuple[str, ...]:
 
 
 def pairs(given: Any) -> dict[str, str]:
-    """Return a mapping, which may be a text `ours=theirs,…`.
-
-    Raises:
-        UsageError: a part of the text is no pair.
-    """
+    """Return a mapping, which may be one text `ours=theirs,…`."""
     if not isinstance(given, str):
         return dict(given or {})
     parts = [part.partition("=") for part in words(given)]
-    if not all(ours and theirs for ours, _, theirs in parts):
-        raise UsageError(f'columns: "{given}" names no column', "give rollout=my_logps,old=my_old_logps")
     return {ours.strip(): theirs.strip() for ours, _, theirs in parts}
 
 
@@ -134,31 +110,26 @@ def analyze(
     what: What,
     *,
     presets: Presets = None,
+    preset_file: PresetFile = None,
     trainer: Trainer = None,
-    sequences: Sequences = None,
-    **how: Unpack[Evaluates],
+    sequences: Annotated[Any, option("FILE", "Write a row per sequence, as Parquet.")] = None,
+    **how: Unpack[Reading],
 ) -> Result:
-    """How bad is the mismatch, how sure is that, and where is it: every number, the verdict, what to do.
-
-    Raises:
-        OffpolError: the input cannot be read, or an argument cannot be used; with a hint.
-    """
-    from offpol_diag.presets.catalogue import FAMILIES
+    """How bad is the mismatch, how sure is that, and where is it: every number, the verdict, what to do."""
     from offpol_diag.trainers import trainer_named
 
     trainer = trainer and trainer_named(trainer)
-    known, chosen = _presets(how, presets)
+    known, chosen = _presets(preset_file, presets)
     with _opened(what, how) as dump:
-        columns = dump.columns
         chosen = chosen or _usual(dump, known, trainer)
         taken = {preset.name for preset in chosen}
-        family = [known[name] for name in FAMILIES["old" if "old_log_probs" in columns else "current"]]
-        chosen += tuple(one for one in family if one.name not in taken and not one.lacking(columns))
-        rows = Path(sequences) if sequences else None
-        return _judged("analyze", _examined(dump, how, chosen, sequences=rows), trainer=trainer)
+        family = [known[name] for name in _family(dump) if name not in taken]
+        chosen += tuple(preset for preset in family if not preset.lacking(dump.columns))
+        examined = _examined(dump, how, chosen, sequences=Path(sequences) if sequences else None)
+        return _judged("analyze", examined, trainer=trainer)
 
 
-def doctor(what: What, **how: Unpack[Computes]) -> Result:
+def doctor(what: What, **how: Unpack[Reading]) -> Result:
     """Is the mismatch a bug, and which one: the verdict, its causes with their evidence, and the fix.
 
     No correction is evaluated and none is recommended: `analyze` does both.
@@ -167,7 +138,9 @@ def doctor(what: What, **how: Unpack[Computes]) -> Result:
         return _judged("doctor", _examined(dump, how), advise=False)
 
 
-def compare(what: What, *others: Any, presets: Presets = None, **how: Unpack[Evaluates]) -> Result:
+def compare(
+    what: What, *others: Any, presets: Presets = None, preset_file: PresetFile = None, **how: Unpack[Reading]
+) -> Result:
     """Corrections side by side on one dump, or further runs (B, C, …) against the first (A).
 
     Of one dump: what each correction keeps, drops and weighs, how it differs from the first, and what each
@@ -176,7 +149,7 @@ def compare(what: What, *others: Any, presets: Presets = None, **how: Unpack[Eva
     """
     from offpol_diag.compare import of_presets, of_runs, reference
 
-    known, asked = _presets(how, presets)
+    known, asked = _presets(preset_file, presets)
     with ExitStack() as stack:
         dumps = [stack.enter_context(_opened(one, how)) for one in (what, *others)]
         if others:
@@ -192,17 +165,21 @@ def compare(what: What, *others: Any, presets: Presets = None, **how: Unpack[Eva
 
 def sweep(
     what: What,
-    preset: Moved,
+    preset: Annotated[Any, option("PRESET", "Whose threshold moves.", autocompletion=complete_preset)],
     *,
-    which: Which = None,
-    at: At = None,
-    keep: Keep = None,
-    **how: Unpack[Evaluates],
+    which: Annotated[str | None, option("BOUND", "Which threshold: weight.upper, reject[0].lower.")] = None,
+    at: Annotated[Any, option("1.5,2,3", "The thresholds; by default where the data change.")] = None,
+    keep: Annotated[float | None, option("0.95", "Solve for the bounds that keep this share, too.")] = None,
+    preset_file: PresetFile = None,
+    **how: Unpack[Reading],
 ) -> Result:
-    """One preset at many thresholds: what each keeps, its ESS, bias and variance, in one reading."""
+    """One preset at many thresholds: what each keeps, its ESS, bias and variance, in one reading.
+
+    As `which`, reject[0] or weight alone is the window [1/b, b]; by default it is what the preset is about.
+    """
     from offpol_diag.sweep import sweep as swept
 
-    _, found = _presets(how, [preset])
+    _, found = _presets(preset_file, [preset])
     if len(found) != 1:
         raise UsageError(f"{preset} names {len(found)} presets", "name one")
     with _opened(what, how) as dump:
@@ -213,14 +190,19 @@ def sweep(
 def gate(
     what: What,
     *,
-    fail_on: FailOn = None,
-    max: Max = (),
-    min: Min = (),
-    gates: Bounds = None,
-    baseline: Baseline = None,
-    tolerance: Tolerance = None,
+    fail_on: Annotated[
+        Literal["bug", "cannot_tell"] | None, option(None, "The mildest diagnosis that fails.")
+    ] = None,
+    max: Annotated[Many, option("NAME=NUMBER", "The largest value that passes: k3=0.002.")] = (),
+    min: Annotated[Many, option("NAME=NUMBER", "The smallest: seq_mis.ess_tokens=0.5.")] = (),
+    gates: Annotated[Any, option("FILE", "Bounds from a file (docs/ci.md).")] = None,
+    baseline: Annotated[Any, option("RESULT.json", "Nothing may be worse than in it …")] = None,
+    tolerance: Annotated[
+        float | None, option(None, "… by more than this share of its value, by default 0.1.")
+    ] = None,
     presets: Presets = (),
-    **how: Unpack[Evaluates],
+    preset_file: PresetFile = None,
+    **how: Unpack[Reading],
 ) -> Result:
     """Hold numbers against bounds, or against an earlier result.
 
@@ -244,7 +226,7 @@ def gate(
     elif isinstance(what, str | Path) and (str(what) == "-" or Path(what).suffix.lower() == ".json"):
         found = load(Path(what))
     else:
-        chosen, steps = must.to_compute(_presets(how, None)[0])
+        chosen, steps = must.to_compute(_presets(preset_file, None)[0])
         with _opened(what, how) as dump:
             found = _judged("gate", _examined(dump, how, chosen, by_step=steps))
     return _of("gate", found, gates=judged(found, must, base))
@@ -253,10 +235,12 @@ def gate(
 def check(
     what: What,
     *,
-    logged: Logged = (),
+    logged: Annotated[Many, option("FILE", "Curves of the trainer by step: CSV, JSONL, Parquet.")] = (),
     trainer: Trainer = None,
     presets: Presets = None,
-    **how: Unpack[Evaluates],
+    preset_file: PresetFile = None,
+    columns: Columns = None,
+    on_bad_row: OnBadRow = "error",
 ) -> Checked:
     """What does a trainer log of this dump? Step by step, and its own curves beside it.
 
@@ -265,71 +249,68 @@ def check(
     """
     from offpol_diag.check import checked as compared
     from offpol_diag.check import curves, numbers, who_logs
-    from offpol_diag.presets.catalogue import FAMILIES
     from offpol_diag.trainers import defaults
 
     logged = [logged] if isinstance(logged, str | Path) else logged
-    drawn, (known, asked) = curves([*map(Path, logged)]), _presets(how, presets)
-    with _opened(what, how) as dump:
+    drawn, (known, asked) = curves([*map(Path, logged)]), _presets(preset_file, presets)
+    with _opened(what, {"columns": columns, "on_bad_row": on_bad_row}) as dump:
         who, generation = who_logs(trainer, dump.provenance)
-        if not asked:
-            usual = FAMILIES["old" if "old_log_probs" in dump.columns else "current"][0]
-            asked = tuple(known[name] for name in dict.fromkeys((usual, *defaults(who)[:1])))
+        usual = dict.fromkeys((_family(dump)[0], *defaults(who)[:1]))
+        asked = asked or tuple(known[name] for name in usual)
         found = numbers(dump, asked, who, generation)
     if not found:
         lacks = dict.fromkeys(column for preset in asked for column in preset.lacking(dump.columns))
         missing = f"the dump has no {' and no '.join(lacks) or 'token'}"
         raise UsageError(missing, "log it, or name other presets with --presets")
     name = f"{who}@{generation}" if who == "verl" else who
-    read: dict[str, Any] = {"dump": tuple(dump.files), "logged": tuple(map(str, logged))}
-    return replace(compared(found, drawn, name), **read)
+    files: dict[str, Any] = {"dump": tuple(dump.files), "logged": tuple(map(str, logged))}
+    return replace(compared(found, drawn, name), **files)
+
+
+class Rescoring(TypedDict, total=False):
+    """How the model computes: `auto` is float32 where it fits, else bfloat16; the head is always float32."""
+
+    sample: Annotated[
+        int, option(None, "Prompts that are scored, up to 4,000 tokens and more; 0: all.", min=0)
+    ]
+    tries: Annotated[Any, option("NAME,NAME", "Hypotheses, by name or family; or none.", "--try")]
+    base: Annotated[str | None, option("FOLDER|HUB_ID", "The base model of an adapter.")]
+    max_length: Annotated[int | None, option(None, "Leave out longer sequences, prompt included.", min=1)]
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], option(None, "Of the body of the model.")
+    ]
+    attention: Annotated[str | None, option(None, "Of transformers: sdpa, eager, flex_attention, …")]
+    device: Device
+    progress: Any
 
 
 def rescore(
     what: What,
-    model: Model,
+    model: Annotated[Many, option("FOLDER|HUB_ID", "What the run trains; then other checkpoints.")],
     *,
-    to: To = None,
-    sample: Sample = 16,
-    tries: Tries = (),
-    base: Base = None,
-    max_length: MaxLength = None,
-    dtype: Dtype = "auto",
-    attention: Attention = None,
-    device: Device = "auto",
+    to: Annotated[Any, option("FILE.parquet", "Where the dump that is made goes.")] = None,
     seed: Seed = 0,
     columns: Columns = None,
     on_bad_row: OnBadRow = "error",
-    progress: Any = None,
+    **how: Unpack[Rescoring],
 ) -> Result:
     """Who is wrong, the engine or the trainer? The run's model scores the responses again: a third opinion.
 
     Says which column that model does not reproduce, and tries the hypotheses instead of guessing them:
     without the adapter, at another scale, with other checkpoints, another temperature or prompt, without the
     window, the soft cap, the sinks or the scaling of RoPE. Needs token_ids and prompt_ids, and the extra
-    rescore.
+    rescore. `model` may be a live causal model of transformers, too, which is left as it was.
     """
     from offpol_diag.dump.convert import in_files
     from offpol_diag.files import TemporaryFolder
     from offpol_diag.rescore.command import rescored
 
+    how["tries"] = words(how.get("tries"))
     with in_files(what) as (paths, label), TemporaryFolder() as folder:
         target = folder.path / "rescored.parquet" if to is None else Path(to)
-        reference, read = rescored(
-            *(paths, model, target, LOG.info),
-            columns=pairs(columns) or None,
-            on_bad_row=on_bad_row,
-            sample=sample or None,
-            tries=words(tries),
-            base=base,
-            max_length=max_length,
-            dtype=dtype,
-            attention=attention,
-            device=device,
-            seed=seed,
-            progress=progress,
-        )
-        again = Computes(seed=seed, device="cpu", columns=read)
+        opening: dict[str, Any] = {"columns": pairs(columns) or None, "on_bad_row": on_bad_row, "seed": seed}
+        reference, read = rescored(paths, model, target, **opening, **how)
+        again = Reading(seed=seed, device="cpu", columns=read)
         with _opened(str(target), again) as dump:
             dump.files = (label,) if label else dump.files
             found = _judged("rescore", _examined(dump, again), advise=False)
@@ -337,7 +318,12 @@ def rescore(
     return _of("rescore", found, reference=reference)
 
 
-def convert(what: What, to: To, *, columns: Columns = None) -> Converted:
+def convert(
+    what: What,
+    to: Annotated[Any, option("FILE.parquet", "Where the dump that is made goes.")],
+    *,
+    columns: Columns = None,
+) -> Converted:
     """What a trainer wrote by itself, as a canonical dump: Parquet, one row per sequence.
 
     Every function that takes a dump reads the same files by itself; this keeps the result.
@@ -345,10 +331,12 @@ def convert(what: What, to: To, *, columns: Columns = None) -> Converted:
     from offpol_diag.dump.convert import convert as converted
 
     files = [what] if isinstance(what, str | Path) else what
-    return converted([*map(str, files)], Path(to or ""), pairs(columns))
+    return converted([*map(str, files)], Path(to), pairs(columns))
 
 
-def report(result: Saved) -> Result:
+def report(
+    result: Annotated[Any, typer.Argument(metavar="RESULT.json", help="What --json wrote; - is stdin.")],
+) -> Result:
     """Draw a report again from the JSON of a result, equal to the one first drawn."""
     from offpol_diag.result import load
 
@@ -365,7 +353,7 @@ def _opened(what: What, how: Mapping[str, Any]) -> Iterator[Dump]:
     from offpol_diag.run.threads import TOKENS
 
     asked = {"columns": pairs(how.get("columns")) or None, "on_bad_row": how.get("on_bad_row", "error")}
-    asked |= {"batch_tokens": how.get("batch_tokens") or TOKENS, "group_by": words(how.get("group_by"))}
+    asked |= {"batch_tokens": TOKENS, "group_by": words(how.get("group_by"))}
     with in_files(what) as (paths, label):
         dump = open_dump(paths, **asked)
         dump.given = () if label else tuple(map(clean, paths))
@@ -374,8 +362,7 @@ def _opened(what: What, how: Mapping[str, Any]) -> Iterator[Dump]:
 
 def _computing(how: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments on computing of every pass over a dump."""
-    others = ("columns", "on_bad_row", "batch_tokens", "preset_file")
-    given = {name: x for name, x in how.items() if name not in others}
+    given = {name: x for name, x in how.items() if name not in ("columns", "on_bad_row")}
     return given | {"group_by": words(how.get("group_by"))}
 
 
@@ -401,14 +388,11 @@ def _of(command: str, result: Result, **beside: Any) -> Result:
     return result.model_copy(update={"run": run, **beside})
 
 
-def _presets(how: Mapping[str, Any], named: Presets) -> tuple[Catalogue, tuple[Preset, ...]]:
-    """Return all presets, and those that are named; warn of a built-in name with another meaning."""
+def _presets(file: Any, named: Presets) -> tuple[Catalogue, tuple[Preset, ...]]:
+    """Return all presets, those of a user's file among them, and the ones that are named."""
     from offpol_diag.presets import catalogue
 
-    file = how.get("preset_file")
     known = catalogue.load(Path(file) if file else None)
-    if known.replaced:
-        LOG.warning("%s gives its own meaning to %s", file, ", ".join(known.replaced))
     return known, () if named is None else known.resolve(named)
 
 
@@ -417,3 +401,10 @@ def _usual(dump: Dump, known: Catalogue, trainer: str | None = None) -> tuple[Pr
     from offpol_diag.trainers import defaults, named_in
 
     return known.usual(dump.columns, defaults(trainer or named_in(dump.provenance)))
+
+
+def _family(dump: Dump) -> tuple[str, ...]:
+    """Return the presets of all kinds whose numerator the dump has; the first is recommended by default."""
+    from offpol_diag.presets.catalogue import FAMILIES
+
+    return FAMILIES["old" if "old_log_probs" in dump.columns else "current"]

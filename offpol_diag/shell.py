@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import logging
 import os
 import signal
 import sys
@@ -13,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
-
-import typer
 
 from offpol_diag.errors import OffpolError, UsageError
 from offpol_diag.files import beside, placed
@@ -59,19 +56,12 @@ def exit_codes() -> Iterator[None]:
     """
     try:
         yield
-        sys.stdout.flush()
-    except typer.Exit as stop:
-        raise SystemExit(stop.exit_code) from stop
     except SystemExit as stop:
-        if isinstance(stop.__context__, BrokenPipeError):  # typer's own answer to it is 1
+        if isinstance(
+            stop.__context__, BrokenPipeError
+        ):  # whoever read stdout went away: typer leaves with 1
             raise SystemExit(141) from stop
         raise
-    except (KeyboardInterrupt, typer.Abort) as error:
-        note("interrupted")
-        raise SystemExit(130) from error
-    except BrokenPipeError as error:  # whoever read stdout went away; the interpreter may not flush it again
-        mute(sys.stdout)
-        raise SystemExit(141) from error
     except OffpolError as error:
         complain(error)
     except MemoryError as error:
@@ -123,14 +113,6 @@ def note(text: str, quiet: bool = False) -> None:
             mute(sys.stderr)
 
 
-class Remarks(logging.Handler):
-    """Prints on stderr what the package logs."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print one remark."""
-        note(printable(record.getMessage()))
-
-
 @contextmanager
 def progress(quiet: bool, doing: str, unit: str) -> Iterator[Any]:
     """Yield a function that shows (done, in all) as a bar on stderr; None if that is no terminal."""
@@ -159,22 +141,22 @@ def check_targets(targets: Sequence[Path], sources: Sequence[object]) -> None:
     """Refuse, before any work is done, a file that cannot be written or that is one of those that are read.
 
     Raises:
-        UsageError: it is a directory, its directory does not exist, it is given twice, or is read.
+        UsageError: there is no such place, it is given twice, or is read.
     """
     read = [Path(str(one)) for some in sources for one in (some if isinstance(some, list) else [some])]
-    for target in (one for one in targets if one != STDOUT):
-        if str(target).startswith("-"):
-            raise UsageError(f"{target} stands where a file is to be named", "name a file, or - for stdout")
-        if target.is_dir():
-            raise UsageError(f"{target}: is a directory", f"name a file in it: {target / 'report.html'}")
-        if not target.parent.is_dir():
-            hint = f"make it first: mkdir -p {target.parent}"
-            raise UsageError(f"{target}: its directory does not exist", hint)
-        if target.exists() and any(one.exists() and target.samefile(one) for one in read):
+    for target in targets:
+        if target.is_dir() or not target.parent.is_dir():
+            raise UsageError(
+                f"{target}: no file can be written there", "name a file in a directory that exists"
+            )
+        if (
+            target != STDOUT
+            and target.exists()
+            and any(one.exists() and target.samefile(one) for one in read)
+        ):
             raise UsageError(f"{target}: is what is read", "write to another file")
     if len({target.resolve() for target in targets}) < len(targets):
-        where = "stdout" if targets.count(STDOUT) > 1 else "one file"
-        raise UsageError(f"two results cannot both go to {where}", "give each a file of its own")
+        raise UsageError("two results cannot both go to one place", "give each a file of its own")
 
 
 def write(texts: Mapping[Path, str], shown: str = "") -> None:

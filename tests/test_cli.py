@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import re
@@ -16,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from offpol_diag import api, cli
@@ -85,7 +83,7 @@ def test_json_on_stdout_is_a_result_and_nothing_else_and_utf8_whatever_the_local
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("args", [["presets"], ["presets", "--json", "-"], ["--help"]])
+@pytest.mark.parametrize("args", [["presets"], ["--help"]])
 def test_a_broken_pipe_is_quiet_and_has_its_own_code(args):
     reader, writer = os.pipe()
     os.close(reader)
@@ -151,20 +149,18 @@ def test_there_is_help_of_the_program_and_of_every_command_and_a_version():
 
 
 @pytest.mark.parametrize(
-    ("raised", "code", "said"),
+    ("raised", "said"),
     [
-        (UsageError("what", "how"), 2, r"error: what\n\nhint: how\n"),
-        (DumpError("what"), 2, r"error: what\n"),
-        (MemoryError("40 GiB"), 2, r"error: there is not enough memory \(40 GiB\)\n\nhint: .*\n"),
-        (ZeroDivisionError(), 2, r"(?s)Traceback.*error: this is a bug in offpol-diag\n.*"),
-        (typer.Abort(), 130, r"interrupted\n"),
-        (typer.Exit(3), 3, ""),
+        (UsageError("what", "how"), r"error: what\n\nhint: how\n"),
+        (DumpError("what"), r"error: what\n"),
+        (MemoryError("40 GiB"), r"error: there is not enough memory \(40 GiB\)\n\nhint: .*\n"),
+        (ZeroDivisionError(), r"(?s)Traceback.*error: this is a bug in offpol-diag\n.*"),
     ],
 )
-def test_exceptions_become_a_message_and_an_exit_code_and_a_bug_is_never_1(raised, code, said, capsys):
+def test_exceptions_become_a_message_and_exit_code_2_and_a_bug_is_never_1(raised, said, capsys):
     with pytest.raises(SystemExit) as stopped, exit_codes():
         raise raised
-    assert stopped.value.code == code
+    assert stopped.value.code == 2
     assert re.fullmatch(said, capsys.readouterr().err)
 
 
@@ -261,17 +257,14 @@ def test_every_command_stops_at_a_bad_row_unless_it_may_be_skipped_and_draws_by_
 
 @pytest.mark.parametrize("columns", [80, 140])
 def test_the_catalogue_lists_every_preset_under_what_it_does(columns):
-    said = run("presets", COLUMNS=str(columns)).stdout.splitlines()
-    rows = json.loads(run("presets", "--json", "-").stdout)["presets"]
+    lines, rows = run("presets", COLUMNS=str(columns)).stdout.splitlines(), load()
     kinds = ("none", "token", "sequence", "geometric and k3", "bypass", "other")
-    heads = [line.split("  ")[0] for line, rule in pairwise(said) if rule.startswith("──")]
-    names = [word for line in said if (word := line.partition(" ")[0]) in rows]
+    heads = [line.split("  ")[0] for line, rule in pairwise(lines) if rule.startswith("──")]
+    names = [word for line in lines if (word := line.partition(" ")[0]) in rows.rows]
 
     assert tuple(heads) == kinds
-    assert max(map(len, said)) <= columns
-    assert [*rows] == [*load()]
-    assert names == sorted(rows, key=lambda name: kinds.index(rows[name]["kind"]))
-    assert rows["seq_mis"]["weight"]["upper"] == 2.0
+    assert max(map(len, lines)) <= columns
+    assert names == sorted(rows, key=lambda name: kinds.index(rows[name].kind))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import json
 import math
 import random
 import re
@@ -353,20 +352,9 @@ def test_a_refusal_is_an_error_and_a_hint_and_nothing_is_printed():
     assert re.fullmatch(r"error: trl cannot say geo_rs: .+\n\nhint: .+\n", ran.stderr), ran.stderr
 
 
-def test_json_has_the_blocks_apart():
-    (one,) = json.loads(run("slime_mis", "--for", "slime", "--json", "-").stdout)["configs"]
-
-    assert [(block["language"], block["file"]) for block in one["snippets"]] == [
-        ("yaml", "mis.yaml"),
-        ("flags", ""),
-    ]
-    assert one["remarks"]
-
-
 def test_without_a_name_a_trainer_lists_what_it_can_say():
-    ran = run("--for", "prime-rl", "--json", "-")
+    lines = run("--for", "prime-rl").stdout.splitlines()
 
-    assert list(json.loads(ran.stdout)["presets"]) == [
+    assert [name for name in CATALOGUE if any(re.match(rf"{re.escape(name)} ", line) for line in lines)] == [
         name for name, one in CATALOGUE.items() if trainers_for(one, ["prime-rl"])
     ]
-    assert "presets NAME --for prime-rl" in ran.stderr

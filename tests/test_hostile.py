@@ -76,7 +76,7 @@ def test_every_form_of_a_result_is_harmless_and_it_is_read_again(form):
             harmless(text)
 
 
-@pytest.mark.parametrize("line", ["mine", "mine --json -", ""])
+@pytest.mark.parametrize("line", ["mine", ""])
 def test_a_preset_of_ones_own_is_shown_harmless(line):
     text = json.dumps(TEXT)
     Path("p.toml").write_text(f"[mine]\nsummary = {text}\nnote = {text}\nweight = {{ upper = 2 }}\n")

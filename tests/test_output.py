@@ -111,8 +111,8 @@ def test_links_are_followed_and_modes_kept():
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("into", ["> out.json", "> /dev/full"])
 def test_a_result_that_does_not_fit_on_the_disk_is_an_error(unbuffered, into):
-    limit = "" if "full" in into else "ulimit -f 8; "
-    line = f"trap '' XFSZ; {limit}{shlex.join([*SCRIPT, 'presets', '--json', '-'])} {into}"
+    limit = "" if "full" in into else "ulimit -f 1; "
+    line = f"trap '' XFSZ; {limit}{shlex.join([*SCRIPT, 'presets'])} {into}"
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment)
     assert done.returncode == 2

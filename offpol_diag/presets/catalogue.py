@@ -18,7 +18,7 @@ from offpol_diag.presets.grammar import MARK, changed, parse_settings, read, wro
 
 ALL = "all"
 FORM = "a preset begins with its name alone in brackets: [name]"
-HINT = "its form is that of offpol_diag/presets/presets.toml; or see: offpol-diag presets NAME --json -"
+HINT = "its form is that of offpol_diag/presets/presets.toml"
 BUILT_IN = "presets.toml"
 NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 MEANINGS = (
@@ -48,13 +48,11 @@ class Catalogue(Mapping[str, Preset]):
         rows: the presets by name; names and aliases are unique.
         aliases: further names → the name of what each stands for, with or without thresholds.
         default: names of the presets that are evaluated where none are named.
-        replaced: names and aliases of built-in presets that a user's file redefines.
     """
 
     rows: Mapping[str, Preset]
     aliases: Mapping[str, str]
     default: tuple[str, ...]
-    replaced: tuple[str, ...] = ()
 
     @cached_property
     def _targets(self) -> dict[str, str]:
@@ -149,8 +147,7 @@ def load(path: Path | None = None) -> Catalogue:
     }
     rows = {row.name: row for row in {**shipped.rows, **own}.values()}
     default = dict.fromkeys((*shipped.default, *(row.name for row in own.values())))
-    replaced = tuple(word for word in (*shipped, *shipped.aliases) if word in taken)
-    return Catalogue(rows, aliases, tuple(default), replaced)
+    return Catalogue(rows, aliases, tuple(default))
 
 
 @cache

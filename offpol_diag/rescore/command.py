@@ -48,24 +48,23 @@ def rescored(
     paths: Sequence[str],
     model: Any,
     to: Path,
-    say: Callable[[str], None],
     *,
     columns: Mapping[str, str] | None = None,
     on_bad_row: Literal["error", "skip"] = "error",
-    sample: int | None,
-    tries: Sequence[str],
-    base: str | Path | None,
-    max_length: int | None,
-    dtype: str,
-    attention: str | None,
-    device: str,
-    seed: int,
-    progress: Any,
+    sample: int = 16,
+    tries: Sequence[str] = (),
+    base: str | Path | None = None,
+    max_length: int | None = None,
+    dtype: str = "auto",
+    attention: str | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    progress: Any = None,
 ) -> tuple[Reference, dict[str, str]]:
     """Score the responses of a dump again, write them to `to`, and return the verdict.
 
-    The arguments are those of `offpol_diag.rescore`; `say` is told how long it takes. With the verdict come
-    the columns to name where what is written is read.
+    The arguments are those of `offpol_diag.rescore`. With the verdict come the columns to name where what is
+    written is read.
     """
     live = not isinstance(model, str | Path | list | tuple)
     names = [] if live else [str(one) for one in ([model] if isinstance(model, str | Path) else model)]
@@ -73,7 +72,7 @@ def rescored(
         raise UsageError("rescore needs the model of the run", "name it: --model FOLDER")
     overrides = dict(columns or {})
     dump = open_dump(paths, columns=overrides, on_bad_row=on_bad_row)
-    responses = read(dump, sample, SAMPLE_TOKENS, seed, max_length)
+    responses = read(dump, sample or None, SAMPLE_TOKENS, seed, max_length)
     if live:
         loaded = models.given(model)
     else:
@@ -82,7 +81,7 @@ def rescored(
     loaded.judge(responses.rows, dump.files[0])
     variants, missing = table(loaded.model, responses.rows, loaded.checkpoints)
     passes = Passes(loaded, responses.rows, chosen(variants, tries), progress or None)
-    passes.make(say)
+    passes.make()
     ours = dump.columns
     both = ours[role.ROLLOUT], ours[role.OLD if role.OLD in ours else role.CURRENT]
     found = judged(responses, passes, both, dump.provenance)
@@ -137,7 +136,7 @@ class Passes:
         """Passes of the body."""
         return 2 + sum(not one.of_the_head for one in self.variants)
 
-    def make(self, say: Callable[[str], None] = lambda text: None) -> None:
+    def make(self) -> None:
         """Score the responses under every hypothesis."""
         begun = time.monotonic()
         heads = [one for one in self.variants if one.of_the_head]
@@ -145,11 +144,6 @@ class Passes:
         found, self.reference = dict(zip(heads, of_heads, strict=True)), of_heads[0]
         kind = str(self.loaded.causal.dtype).removeprefix("torch.")
         where = f"on {self.loaded.causal.device} in {kind}"
-        took = time.monotonic() - begun
-        left = duration(took * self.many)
-        say(
-            f"1 of {self.many} passes over {self.loaded.name} {where} took {duration(took)}, all about {left}"
-        )
         for one in self.variants:
             scores = found[one] if one in found else self._pass(one, [one.head])[0]
             self.scores[one.name] = scores.log_probs.astype(np.float64)
