@@ -116,7 +116,7 @@ def slime_rollout(folder):
     samples = []
     for i, one in enumerate(MADE):
         sample = {"group_index": i // 2, "index": 40 + i, "reward": one.reward, "status": "completed"}
-        sample |= {"tokens": one.tokens, "response_length": len(one.ids), "weight_versions": ["11", "12"]}
+        sample |= {"tokens": one.tokens, "response_length": len(one.ids)}
         samples.append(sample)
     return saved(folder / "rollout_data" / "13.pt", {"rollout_id": 13, "samples": samples})
 
@@ -266,7 +266,7 @@ TOKENS = "rollout_log_probs old_log_probs response_mask token_ids advantages "
 NEMO = TOKENS + "prompt_ids group_id rewards"
 PRIME = NEMO + " entropy current_log_probs env_name"
 SLIME = TOKENS + "prompt_ids entropy"
-BESIDE = SLIME + " rewards group_id rollout_version finish_reason"
+BESIDE = SLIME + " rewards group_id finish_reason"
 LEFT_OUT = "1 sequences without a token that counts are left out"
 RANKS = "read as miles, slime up to 0.3.1 (ranks)"
 TRIPS = {  # maker, columns that come back, what names a sequence, what is noted
@@ -297,7 +297,6 @@ def test_what_a_trainer_wrote_comes_back(name, tmp_path):
         wanted |= {"advantages": [one.advantage] * len(one.ids), "entropy": [0.5] * len(one.ids)}
         wanted |= {
             "env_name": "math" if i < 4 else "code",
-            "rollout_version": 11,
             "finish_reason": "completed",
         }
         found = [row for row in rows if row["sequence_id"] == called.format(i=i, rank=i % 2, at=i // 2)]

@@ -70,7 +70,7 @@ def test_a_prompt_is_never_empty_and_what_has_nothing_in_common_is_not_testable(
 )
 def test_hypotheses_of_an_architecture_are_made_and_undone(kind, has):
     made, given = tiny.model(kind), tiny.rows()
-    before, state = score(made, given)[0].log_probs, {k: v.clone() for k, v in made.state_dict().items()}
+    before, state = score(made, given)[0], {k: v.clone() for k, v in made.state_dict().items()}
     found, left = table(made, given, {})
 
     every = {"window off", "soft-cap off", "sinks off", "RoPE scaling off"}
@@ -78,10 +78,10 @@ def test_hypotheses_of_an_architecture_are_made_and_undone(kind, has):
     assert {"adapter", *(every - has)} <= set(left)
     for one in found:
         with one.of(made) as other:
-            values = score(other, one.rows(given), [one.head])[0].log_probs
+            values = score(other, one.rows(given), [one.head])[0]
         assert np.isfinite(values).all()
         assert one.name == "as given" or (values != before).any(), one.name
-        assert (score(made, given)[0].log_probs == before).all(), one.name
+        assert (score(made, given)[0] == before).all(), one.name
     assert all(torch.equal(one, state[name]) for name, one in made.state_dict().items())
 
 
@@ -108,7 +108,7 @@ def test_a_hypothesis_of_the_architecture_is_the_model_under_another_configurati
     (hypothesis,) = [one for one in table(made, given, {})[0] if one.name == name]
     want = np.concatenate(tiny.plainly(reconfigured(kind, **change), given))
     with hypothesis.of(made) as other:
-        assert np.abs(score(other, given)[0].log_probs - want).max() <= 3e-5
+        assert np.abs(score(other, given)[0] - want).max() <= 3e-5
 
 
 # ---------------------------------------------------------------- numbers

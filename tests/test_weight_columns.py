@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-import torch
 
 from offpol_diag.core.gap import DRIFTS, Tokens
 from offpol_diag.core.kept_rows import Sample
@@ -16,8 +15,7 @@ from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.convert import open_dump
 from offpol_diag.dump.read import open_dump as open_parquet
 from tests import factory
-from tests.factory import DumpFile, converted
-from tests.test_forms import MADE, saved, slime, slime_rollout
+from tests.factory import DumpFile
 
 LENGTHS = (4, 1, 3)
 LOGS = [[-0.5] * n for n in LENGTHS]
@@ -67,20 +65,6 @@ def test_the_sample_of_the_diagnosis_has_them_and_the_rewards(tmp_path: Path) ->
         (0.0, 12), (1.0, 0), (2.0, None),
     ]  # fmt: skip
     assert {*TOLD} < found.scalars.keys()
-
-
-# ---------------------------------------------------------------- trainers' own files
-
-
-def test_the_version_of_slime_is_the_oldest_that_sampled(tmp_path: Path) -> None:
-    path, train = slime_rollout(tmp_path), slime(tmp_path)
-    rollouts = torch.load(path)
-    for one, given in zip(rollouts["samples"], [["3"], ["4", "3"], [], ["x"], None], strict=False):
-        one["weight_versions"] = given
-    saved(path, rollouts)
-    rows, _ = converted(train)
-    assert [row["rollout_version"] for row in rows][:5] == [3, 3, None, None, None]
-    assert [row["prompt_length"] for row in rows] == [len(one.prompt) for one in MADE]
 
 
 # ---------------------------------------------------------------- prompts

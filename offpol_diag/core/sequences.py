@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from offpol_diag.core.gap import Drift, Tokens
 from offpol_diag.core.segments import to_host
 from offpol_diag.core.state import Array
-from offpol_diag.dump.batch import step_label
+from offpol_diag.dump.batch import label
 from offpol_diag.errors import UsageError
 from offpol_diag.files import beside, placed
 from offpol_diag.presets import Preset
@@ -72,7 +72,7 @@ class SequenceWriter:
         ):
             for group in range(source.num_row_groups):
                 table = source.read_row_group(group)
-                steps = [step_label(step) for step in table.column("step").to_pylist()]
+                steps = [label(step) for step in table.column("step").to_pylist()]
                 for name, by_step in factors.items():
                     factor = np.array([by_step.get("") or by_step[step] for step in steps])
                     at = table.schema.get_field_index(f"{name}.weight_sum")

@@ -35,11 +35,6 @@ def mix(x: Array) -> Array:
     return result
 
 
-def step_label(step: object) -> str:
-    """Return a training step as the text that names its trainer batch."""
-    return label(int(step) if isinstance(step, float) and step.is_integer() else step)
-
-
 def label(value: object) -> str:
     """Return a scalar of a sequence as the text by which sequences are grouped."""
     return "∅" if value is None else str(value)
@@ -114,7 +109,7 @@ class Batch:
         steps = self.scalars.get("step")
         if steps is None:
             return [""] * self.sequences
-        named = {step: step_label(step) for step in set(steps)}
+        named = {step: label(step) for step in set(steps)}
         return [named[step] for step in steps]
 
     def rows(self, begin: int, end: int) -> Batch:

@@ -57,7 +57,7 @@ class Files:
                     if file.tell() >= most:
                         raise ValueError(f"the file unfolds to more than {FOLD} times its size")
                     if line.strip():
-                        yield path, json.loads(line.decode("utf-8-sig"))
+                        yield path, json.loads(line)
 
 
 @contextmanager
@@ -175,7 +175,7 @@ def slime(files: Files) -> Iterator[Row]:
     And `{rollout}_{rank}.pt` of miles, and of slime up to 0.3.1 (utils/train_dump_utils.py): tensor-parallel
     ranks repeat each other, only the last pipeline stage has log-probs, and each context-parallel rank has
     two chunks of the response, from both ends (training_utils/cp_utils.py). `rollout_data/` beside it has
-    groups, raw rewards, ends, and versions of the weights, of which the oldest is taken.
+    groups, raw rewards and why responses ended.
     """
     for (folder, _), group in groupby(files.paths, lambda path: (path.parent, path.stem.partition("_")[0])):
         rows = dict[int, Row]()
@@ -194,13 +194,12 @@ def slime(files: Files) -> Iterator[Row]:
             files.where = f"{folder}, rollout {rollout}, sample {index}"
             if any(np.isnan(row[name]).any() for name in SLIME.values() if name in row):
                 raise ValueError("context-parallel ranks are missing: read all files of a rollout together")
-            other, own = sampled.get(index, {}), row.pop("weight_versions")
-            reward, versions = other.get("reward"), map(str, other.get("weight_versions") or own or ())
+            other = sampled.get(index, {})
+            raw = other.get("reward")
             yield row | {
-                "rewards": reward if isinstance(reward, int | float) else row["rewards"],
+                "rewards": raw if isinstance(raw, int | float) else row["rewards"],
                 "group_id": other.get("group_index"),
                 "finish_reason": other.get("status"),
-                "rollout_version": min((int(one) for one in versions if one.isdecimal()), default=None),
                 "step": rollout,
                 "sequence_id": f"{rollout}/{index}",
             }
@@ -241,8 +240,7 @@ def _add_sample(row: Row, sample: Row, dump: Row) -> None:
     row.setdefault("token_ids", tokens[total - n :])
     row.setdefault("prompt_ids", tokens[: total - n])
     row.setdefault("prompt_length", total - n)
-    for name in ("rewards", "weight_versions"):
-        row.setdefault(name, sample.get(name))
+    row.setdefault("rewards", sample.get("rewards"))
 
 
 def load(file: Path | io.BytesIO) -> Any:
@@ -291,18 +289,17 @@ def skyrl(files: Files) -> Iterator[Row]:
         begins = (data["response_mask" if "response_mask" in data else "loss_mask"] != 0).argmax(1)
         for i, begin in enumerate(begins):
             files.where = f"{path}, sequence {i}"
-            row: Row = {
+            yield {
                 ROLLOUT: rollout[i, begin:],
                 OLD: old[i, begin:],
                 MASK: mask[i, begin:].astype(np.int8),
                 "token_ids": data["sequences"][i, data["sequences"].shape[1] - width :][begin:],
+                "advantages": data["advantages"][i, begin:] if "advantages" in data else None,
+                "rewards": float(data["rewards"][i].sum()) if "rewards" in data else None,
                 "group_id": groups.get(i),
                 "step": step,
                 "sequence_id": f"{step}/{i}",
             }
-            row |= {"advantages": data["advantages"][i, begin:]} if "advantages" in data else {}
-            row |= {"rewards": float(data["rewards"][i].sum())} if "rewards" in data else {}
-            yield row
 
 
 def _array(one: Row) -> Array:

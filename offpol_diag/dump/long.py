@@ -34,7 +34,10 @@ def gathered(
             positions do not rise.
     """
     listed = {name for role, name in columns.items() if role in OF_TOKENS}
-    held, first = list[pa.Table](), 0  # what may go on in the next table, and the number of its first row
+    held, first = (
+        list[pa.Table](),
+        0,
+    )  # rows of a sequence that may go on in the next table; the first's number
     for table in chain((pa.Table.from_batches([one]) for _, _, one in tables), [None]):
         held += [] if table is None else [table]
         if not held:
@@ -62,9 +65,10 @@ def gathered(
             if falls.any() or position.null_count:
                 what = f"{file}, row {first + int(falls.argmax())}: positions do not rise within a sequence"
                 raise DumpError(what, SORT)
-        made, offsets, lists = {}, pa.array(cuts), pa.LargeListArray.from_arrays
+        made, offsets = dict[str, pa.Array](), pa.array(cuts)
         for name in whole.column_names:
             x = whole.column(name).combine_chunks()
-            made[name] = lists(offsets, dense(x)) if name in listed else x.take(begins)
+            lists = pa.LargeListArray.from_arrays(offsets, dense(x)) if name in listed else None
+            made[name] = x.take(begins) if lists is None else lists
         yield file, first + cuts[:-1], pa.RecordBatch.from_pydict(made)
         first += int(cuts[-1])

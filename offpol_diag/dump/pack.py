@@ -153,6 +153,8 @@ def labels(rows: Rows) -> dict[str, list[Any]]:
     for ours, name in (names | {name: name for name in rows.others}).items():
         place = f"{rows.where}, rows {rows.row[0]} to {rows.row[-1]}, column {name!r}"
         found[ours] = plain(rows.table.column(name), place)
+        if ours in schema.COUNTS:
+            found[ours] = [None if one is None else int(one) for one in found[ours]]
     if schema.SEQUENCE not in found:
         found = {schema.SEQUENCE: rows.number.tolist()} | found
     if schema.ROLLOUT_VERSION in found and schema.TRAIN_VERSION in found:

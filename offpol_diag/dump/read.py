@@ -339,7 +339,7 @@ def open_dump(
         files=tuple(map(str, files)),
         columns=found,
         others=others,
-        ignored=tuple(name for name in there if name not in {*found.values(), *others, *schema.RESCORED}),
+        ignored=tuple(name for name in there if name not in {*found.values(), *others}),
         provenance={key: values[0] if len(values) == 1 else values for key, values in provenance.items()},
         groups=[(one, group) for one in filled for group in one.groups],
         skip=on_bad_row == "skip",

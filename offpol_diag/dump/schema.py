@@ -125,8 +125,6 @@ TABLE = (
     Column(DIGESTS[0], TEXT, "row", "digest of the weights that sampled, as the engine holds them"),
     Column(DIGESTS[1], TEXT, "row", "the same digest of the trainer's weights behind `old_log_probs`"),
     Column(REFERENCE, FLOAT, "tokens", "log-probs recomputed with the run's model; written by `rescore`"),
-    Column("reference_entropy", FLOAT, "tokens", "entropy of that distribution"),
-    Column("reference_rank", INT, "tokens", "rank of the token in it"),
     Column(POSITION, INT, "tokens", "place of each token in its response; one row per token only",
            long="position token_position pos t", short="position"),
 )
@@ -140,8 +138,6 @@ COUNTS = tuple(one.name for one in TABLE if one.holds == "row" and one.stored ==
 """Columns of whole numbers, one per row."""
 LABELS = (SEQUENCE, GROUP, *COUNTS, FINISH_REASON, *DIGESTS)
 """Columns that a batch has as `scalars`."""
-RESCORED = ("reference_entropy", "reference_rank")
-"""Columns that `rescore` alone reads."""
 HOOKS = {
     "verl": "input output score",
     "trl": "prompt completion",
@@ -188,7 +184,7 @@ def find_columns(
         if column != NONE:
             require_one(column, names, f"{file}: --columns")
         found[words[word]] = column
-    for one in (one for one in TABLE if one.name not in found and one.name not in RESCORED):
+    for one in (one for one in TABLE if one.name not in found):
         there = [name for name in one.every_name(long) if name in names and name not in found.values()]
         if len(there) > 1:
             word = one.short or one.name

@@ -74,7 +74,7 @@ def by_number(one: Location) -> list[str]:
 
 def hidden(names: Iterable[str]) -> bool:
     """Return whether any name marks a hidden file or directory, by a leading `.` or `_`."""
-    return any(name[:1] in ("_", ".") for name in names)
+    return any(name.startswith((".", "_")) for name in names)
 
 
 def kind(path: str | Path) -> str:
@@ -108,7 +108,7 @@ def _on_disk(source: str, endings: Sequence[str]) -> Iterator[Location]:
 
 
 def _in_store(source: str) -> list[Location]:
-    """Find the Parquet files at a URL: a file, a directory or a glob; what a store raises is one error."""
+    """Find the Parquet files at a URL: a file, a directory or a glob; errors of a store become one."""
     try:
         store, path = located(source)
         path, shown = path.rstrip("/") or "/", clean(source).rstrip("/")
@@ -120,16 +120,16 @@ def _in_store(source: str) -> list[Location]:
         shown, found = shown[: len(shown) - len(path) + len(base)].rstrip("/"), []
         for one in store.get_file_info(fs.FileSelector(base, recursive=True)):
             below = one.path[len(base) :].lstrip("/").split("/")
-            seen = not hidden(name for name in below if name not in pattern)
-            if one.is_file and seen and _fits(below, pattern):
+            is_hidden = hidden(name for name in below if name not in pattern)
+            if one.is_file and not is_hidden and _fits(below, pattern):
                 found.append(Location(store, one.path, f"{shown}/{'/'.join(below)}"))
         return found
     except OffpolError:
         raise
     except Exception as error:  # each client library has errors of its own
-        said = cleaned(" ".join(str(error).split()))[:300] or type(error).__name__
+        why = cleaned(" ".join(str(error).split()))[:300] or type(error).__name__
         hint = f"{LOGIN_HINT}; hf:// and https:// need an extra: {install('remote')}"
-        raise DumpError(f"{clean(source)}: cannot be read ({said})", hint) from error
+        raise DumpError(f"{clean(source)}: cannot be read ({why})", hint) from error
 
 
 def _fits(names: Sequence[str], pattern: Sequence[str]) -> bool:

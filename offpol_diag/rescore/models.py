@@ -17,6 +17,7 @@ import torch
 from offpol_diag.errors import MemoryShortage, OffpolError, UsageError, install
 from offpol_diag.rescore.score import NO_MEMORY, Row, unwrapped
 from offpol_diag.rescore.variants import Change
+from offpol_diag.run.threads import available
 
 ADAPTER, CONFIG = "adapter_config.json", "config.json"
 WHICH = "give a folder with config.json and safetensors, or the name of a model on the hub"
@@ -44,33 +45,30 @@ class Loaded:
         """The causal model under peft's wrapper."""
         return unwrapped(self.model)
 
-    def judge(self, rows: Sequence[Row], file: str) -> None:
+    @property
+    def dtype(self) -> str:
+        """The type of its weights, such as bfloat16."""
+        return str(self.causal.dtype).removeprefix("torch.")
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens it knows."""
+        return int(self.causal.get_input_embeddings().weight.shape[0])
+
+    def require_known(self, rows: Sequence[Row], file: str) -> None:
         """Refuse tokens that the model does not know.
 
         Raises:
             UsageError: the vocabulary is another one.
         """
-        worst, known = max(int(row.ids.max()) for row in rows), _vocabulary(self.model)
+        worst, known = max(int(row.ids.max()) for row in rows), self.vocabulary
         if worst >= known or min(int(row.ids.min()) for row in rows) < 0:
             what = f"{file} holds token {worst:,}, and {self.name} has a vocabulary of {known:,}"
             raise UsageError(what, "give the model of this run: --model")
 
 
-def _vocabulary(model: Any) -> int:
-    return int(unwrapped(model).get_input_embeddings().weight.shape[0])
-
-
-def free_memory(device: torch.device) -> int:
-    """Return the free bytes of a device."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    from offpol_diag.run.threads import available
-
-    return available()
-
-
-def given(model: Any) -> Loaded:
-    """Take a live model."""
+def live(model: Any) -> Loaded:
+    """Take a model of the caller."""
     causal = unwrapped(model)
     return Loaded(model, str(getattr(causal.config, "_name_or_path", "") or type(causal).__name__))
 
@@ -99,42 +97,38 @@ def load(
     found = "cuda" if torch.cuda.is_available() else "cpu"
     where = torch.device(found if device == "auto" else device)
     open_ = partial(_opened, base=base, device=where, attention=attention)
-    model = open_(names[0], dtype=dtype)
-    settled = str(next(unwrapped(model).parameters()).dtype).removeprefix("torch.")
-    last = [Path(one).name for one in names]
-    others = {
-        short if last.count(short) == 1 else name: partial(_other, name, partial(open_, dtype=settled))
-        for name, short in zip(names[1:], last[1:], strict=True)
-    }
     folder = Path(names[0])
-    return Loaded(model, "/".join(folder.resolve().parts[-2:]) if folder.exists() else names[0], {**others})
+    shown = "/".join(folder.resolve().parts[-2:]) if folder.exists() else names[0]
+    loaded, last = Loaded(open_(names[0], dtype=dtype), shown), [Path(one).name for one in names]
+    again = partial(open_, dtype=loaded.dtype)
+    for name, short in zip(names[1:], last[1:], strict=True):
+        change = partial(_other, name, again)
+        loaded.checkpoints[short if last.count(short) == 1 else name] = change
+    return loaded
 
 
 def _other(name: str, open_: Callable[[str], Any], model: Any, back: ExitStack) -> Any:
     """Return the model of another checkpoint; what it took is free again when `back` is closed."""
-    other = open_(name)
-    sizes = _vocabulary(model), _vocabulary(other)
-    if sizes[0] != sizes[1]:
-        what = f"{name} has a vocabulary of {sizes[1]:,}, and the first --model of {sizes[0]:,}"
+    other = Loaded(open_(name), name)
+    if other.vocabulary != (known := Loaded(model, "").vocabulary):
+        what = f"{name} has a vocabulary of {other.vocabulary:,}, and the first --model of {known:,}"
         raise UsageError(what, "give checkpoints of one run")
     back.callback(gc.collect)
-    return other
+    return other.model
 
 
 def _opened(name: str, *, base: str | None, device: torch.device, dtype: str, attention: str | None) -> Any:
     """Load one model, or an adapter with its base."""
     folder, under = Path(name), name
-    if not folder.exists() and (
-        folder.is_absolute() or len(folder.parts) > 2
-    ):  # a model on the hub is NAME or OWNER/NAME
+    on_hub = not folder.is_absolute() and len(folder.parts) <= 2  # NAME or OWNER/NAME
+    if not (folder.exists() or on_hub):
         raise UsageError(f"{name}: there is no such folder", WHICH)
     adapter = (folder / ADAPTER).is_file()
     try:
         if adapter:
-            said = json.loads((folder / ADAPTER).read_text()).get("base_model_name_or_path")
-            under = base or said
+            under = base or json.loads((folder / ADAPTER).read_text()).get("base_model_name_or_path")
             if not under:
-                raise UsageError(f"{folder}: an adapter, and its base model is not said", "name it: --base")
+                raise UsageError(f"{folder}: an adapter that does not name its base model", "name it: --base")
             if (folder / under / CONFIG).is_file() and not (base and Path(base).exists()):
                 under = str(folder / under)
         model = _of_type(under, dtype, device, {"attn_implementation": attention} if attention else {})
@@ -163,5 +157,6 @@ def _of_type(name: str, dtype: str, device: torch.device, how: dict[str, Any]) -
     if dtype != "auto":
         return AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype), **how)
     model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", **how)
-    many = sum(one.numel() for one in model.parameters())
-    return model.float() if 4 * many * SPARE <= free_memory(device) else model.to(torch.bfloat16)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available()
+    needed = SPARE * 4 * sum(one.numel() for one in model.parameters())
+    return model.float() if needed <= free else model.to(torch.bfloat16)

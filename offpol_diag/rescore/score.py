@@ -62,14 +62,6 @@ class Head(NamedTuple):
     logits: torch.dtype | None = None
 
 
-class Scores(NamedTuple):
-    """Numbers of all response tokens, end to end in the order of the rows, [T]; empty where not wanted."""
-
-    log_probs: Floats
-    entropy: Floats
-    rank: Floats
-
-
 class Size(NamedTuple):
     """How much is computed at once: tokens of a batch of the body, bytes of a chunk of logits."""
 
@@ -99,17 +91,15 @@ def score(
     heads: Sequence[Head] = (Head(),),
     *,
     size: Size | None = None,
-    more: bool = False,
     done: Callable[[int], None] = lambda tokens: None,
-) -> list[Scores]:
-    """Score all responses under each head, in one pass of the body.
+) -> list[Floats]:
+    """Return the log-probs of all responses under each head, end to end, [T], in one pass of the body.
 
     Args:
         model: a causal language model of transformers, peft's wrapper around it or not.
         rows: the responses.
         heads: how logits become log-probs.
         size: how much at once; None for the default of the device. It is halved where memory is short.
-        more: whether to compute entropies and ranks too, of the first head.
         done: called with the tokens of a batch when it is done.
 
     Raises:
@@ -119,9 +109,7 @@ def score(
     device = next(causal.parameters()).device
     size = size or Size.of(device)
     begins = np.concatenate(([0], np.cumsum([row.size for row in rows], dtype=np.int64)))
-    found = [
-        Scores(*(np.zeros(begins[-1] if i == 0 or more else 0, np.float32) for i in range(3))) for _ in heads
-    ]
+    found = [np.zeros(begins[-1], np.float32) for _ in heads]
     training = model.training
     model.eval()
     try:
@@ -131,7 +119,7 @@ def score(
             batch = left[: max(size.tokens // longest, 1)]
             some, parts = [rows[i] for i in batch], None
             try:
-                parts = _of_batch(causal, some, heads, size, more)
+                parts = _of_batch(causal, some, heads, size)
             except (RuntimeError, MemoryError) as error:
                 known = isinstance(error, MemoryError | torch.OutOfMemoryError)
                 if not known and not any(words in str(error) for words in NO_MEMORY):
@@ -147,11 +135,10 @@ def score(
                 tokens = max(min(size.tokens, len(batch) * longest) // 2, 1)
                 size = Size(tokens, max(size.logits // 2, LEAST_LOGITS))
                 continue
-            for scores, columns in zip(found, parts, strict=True):
-                for target, values in zip(scores, columns, strict=False):
-                    at = 0
-                    for i in batch:
-                        target[begins[i] : begins[i + 1]] = values[at : (at := at + rows[i].size)]
+            ends = np.cumsum([row.size for row in some])[:-1]
+            for scores, values in zip(found, parts, strict=True):
+                for i, of_row in zip(batch, np.split(values, ends), strict=True):
+                    scores[begins[i] : begins[i + 1]] = of_row
             done(sum(len(row.ids) for row in some))
             del left[: len(batch)]
     finally:
@@ -160,10 +147,8 @@ def score(
 
 
 @torch.inference_mode()
-def _of_batch(
-    causal: Any, rows: Sequence[Row], heads: Sequence[Head], size: Size, more: bool
-) -> list[list[Floats]]:
-    """Score one batch: for each head the log-probs (entropies, ranks) of its rows end to end."""
+def _of_batch(causal: Any, rows: Sequence[Row], heads: Sequence[Head], size: Size) -> list[Floats]:
+    """Score one batch: for each head the log-probs of its rows end to end."""
     device, longest = next(causal.parameters()).device, max(len(row.ids) for row in rows)
     ids = np.zeros((len(rows), longest), np.int64)
     for at, row in enumerate(rows):
@@ -176,21 +161,17 @@ def _of_batch(
     row_of, predicted_at = torch.from_numpy(owner).to(device), torch.from_numpy(when).to(device)
     states = outputs.last_hidden_state[row_of, predicted_at].float()  # the rest is let go
     wanted = given[row_of, predicted_at + 1]
-    heat = np.repeat([row.temperature for row in rows], sizes)
-    temperature = torch.tensor(heat, dtype=torch.float32, device=device)
+    temperatures = np.repeat([row.temperature for row in rows], sizes)
+    temperature = torch.tensor(temperatures, dtype=torch.float32, device=device)
     width = max(1, size.logits // (4 * causal.get_output_embeddings().weight.shape[0]))
-    parts: list[list[list[Tensor]]] = [[] for _ in heads]
+    parts: list[list[Tensor]] = [[] for _ in heads]
     with _head_of(causal) as logits_of:
         for begin in range(0, len(states), width):
             some = slice(begin, begin + width)
             logits = logits_of(outputs, states[some]).float()
-            for i, (part, head) in enumerate(zip(parts, heads, strict=True)):
-                own = logits if i == len(heads) - 1 else logits.clone()
-                part.append(_of_logits(own, wanted[some], temperature[some], head, more and i == 0))
-    return [
-        [torch.cat(pieces).cpu().numpy() for pieces in zip(*part, strict=True)] if part else []
-        for part in parts
-    ]
+            for part, head in zip(parts, heads, strict=True):
+                part.append(_log_probs(logits, wanted[some], temperature[some], head))
+    return [torch.cat(part).cpu().numpy() for part in parts]
 
 
 @contextlib.contextmanager
@@ -229,18 +210,9 @@ def _head_of(causal: Any) -> Iterator[Callable[[Any, Tensor], Tensor]]:
             body.forward = own
 
 
-def _of_logits(logits: Tensor, wanted: Tensor, temperature: Tensor, head: Head, more: bool) -> list[Tensor]:
-    """Return the log-prob of `wanted` [n], and with `more` entropy and rank; it overwrites logits [n, V]."""
+def _log_probs(logits: Tensor, wanted: Tensor, temperature: Tensor, head: Head) -> Tensor:
+    """Return the log-prob of `wanted` [n] by logits [n, V]."""
     if head.logits is not None:
         logits = logits.to(head.logits).float()
-    scale = temperature[:, None] if head.temperature is None else head.temperature
-    if isinstance(scale, Tensor) or scale != 1.0:
-        logits = logits.div_(scale)
-    chosen = logits.gather(1, wanted[:, None])
-    total = logits.logsumexp(-1)
-    found = [chosen[:, 0] - total]
-    if more:
-        rank = (logits > chosen).sum(-1) + 1
-        mean = (logits - total[:, None]).exp_().mul_(logits).sum(-1)
-        found += [total - mean, rank.float()]
-    return found
+    logits = logits / (temperature[:, None] if head.temperature is None else head.temperature)
+    return logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(-1)

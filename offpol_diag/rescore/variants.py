@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,7 +63,7 @@ class Variant:
     head: Head = Head()  # noqa: RUF009
 
     @property
-    def of_the_head(self) -> bool:
+    def head_only(self) -> bool:
         """Whether a pass of the unchanged body is enough."""
         return self.change is None and self.row is None
 
@@ -95,22 +96,14 @@ def table(
 
     Args:
         model: the model.
-        rows: all responses that may be scored: what their prompts have in common is of all of them.
+        rows: all responses that may be scored, to find what their prompts have in common.
         checkpoints: name → a change that yields the model of another checkpoint.
     """
-    found, left = [AS_GIVEN], dict[str, str]()
-    for one in (
-        *_adapters(model),
-        *_checkpoints(checkpoints),
-        *_heads(rows),
-        *_prompts(rows),
-        *_architecture(model, max(len(row.ids) for row in rows)),
-    ):
-        if isinstance(one, Missing):
-            left[one.name] = one.why
-        else:
-            found.append(one)
-    return found, left
+    longest = max(len(row.ids) for row in rows)
+    families = _adapters(model), _checkpoints(checkpoints), _heads(rows), _prompts(rows)
+    every = [AS_GIVEN, *chain(*families, _architecture(model, longest))]
+    missing = {one.name: one.why for one in every if isinstance(one, Missing)}
+    return [one for one in every if isinstance(one, Variant)], missing
 
 
 # ---------------------------------------------------------------- weights
@@ -136,11 +129,7 @@ def bf16(x: Tensor) -> Tensor:
 
 def lora_layers(model: nn.Module) -> list[Any]:
     """Return the layers that an adapter of peft has changed."""
-    return [
-        one
-        for one in model.modules()
-        if isinstance(getattr(one, "scaling", None), dict) and hasattr(one, "lora_A")
-    ]
+    return [x for x in model.modules() if hasattr(x, "lora_A") and isinstance(x.scaling, dict)]
 
 
 def adapter_off(model: Any, back: ExitStack) -> None:
@@ -242,6 +231,11 @@ def with_prompt(row: Row, to: Callable[[Ints], Ints]) -> Row:
     return replace(row, ids=np.concatenate((prompt, row.ids[row.start :])), start=len(prompt))
 
 
+def without(prompt: Ints, begin: int, end: int) -> Ints:
+    """Return a prompt without its tokens from `begin` to before `end`."""
+    return np.concatenate((prompt[:begin], prompt[end:]))
+
+
 def shared(prompts: Sequence[Ints]) -> int:
     """Return the length of what all prompts begin with."""
     most = min(map(len, prompts))
@@ -252,7 +246,7 @@ def shared(prompts: Sequence[Ints]) -> int:
 
 def _prompts(rows: Sequence[Row]) -> Found:
     def changed(name: str, family: str, meaning: str, to: Callable[[Ints], Ints]) -> Variant:
-        return Variant(name, family, meaning, PROMPT, row=partial(with_prompt, to=to))
+        return Variant(name, family, f"the prompt {meaning}", PROMPT, row=partial(with_prompt, to=to))
 
     prompts = [row.ids[: row.start] for row in rows]
     first, alike = prompts[0], len({one.tobytes() for one in prompts}) == 1
@@ -260,26 +254,21 @@ def _prompts(rows: Sequence[Row]) -> Found:
     if same > 1:
         bos = 0 if (first[1:same] == first[0]).any() else 1  # what opens a block again is no BOS
         for keep in range(min(HEADER + 1, same - 1)):  # the header of the user's turn, of unknown length
-            name, end = f"no system prompt ({keep} of its tokens left)", max(same - keep, bos)
-            block = "the prompt without its system block"
-            yield changed(
-                name,
-                "system prompt",
-                block,
-                lambda prompt, end=end: np.concatenate((prompt[:bos], prompt[end:])),  # type: ignore[misc]
-            )
+            block = partial(without, begin=bos, end=max(same - keep, bos))
+            name = f"no system prompt ({keep} of its tokens left)"
+            yield changed(name, "system prompt", "without its system block", block)
     else:
         yield Missing("no system prompt", "the prompts begin with nothing in common")
     ending = shared([one[::-1] for one in prompts])
     if 0 < ending < min(map(len, prompts)):
-        bare = "the prompt without the generation prompt, which all prompts end with"
+        bare = "without the generation prompt, which all prompts end with"
         yield changed("no generation prompt", "generation prompt", bare, lambda prompt: prompt[:-ending])
     else:
         yield Missing("no generation prompt", "the prompts end with nothing in common")
-    yield changed("no prompt", "prompt", "the response without its prompt", lambda prompt: prompt[-1:])
+    yield changed("no prompt", "prompt", "cut to its last token", lambda prompt: prompt[-1:])
     if len({int(one[0]) for one in prompts}) == 1:
-        yield changed("no BOS", "bos", "the prompt without its first token", lambda prompt: prompt[1:])
-        twice = "the prompt with its first token twice, as template and tokenizer each add one"
+        yield changed("no BOS", "bos", "without its first token", lambda prompt: prompt[1:])
+        twice = "with its first token twice, as template and tokenizer each add one"
         yield changed("two BOS", "bos", twice, lambda prompt: np.concatenate((prompt[:1], prompt)))
     else:
         yield Missing("no BOS, two BOS", "the prompts begin with different tokens")
@@ -337,9 +326,7 @@ def rope_unscaled(model: Any, back: ExitStack) -> None:
 
 def with_sinks(model: Any) -> list[Any]:
     """Return the modules that have attention sinks."""
-    return [
-        one for one in unwrapped(model).modules() if isinstance(getattr(one, "sinks", None), nn.Parameter)
-    ]
+    return [x for x in unwrapped(model).modules() if isinstance(getattr(x, "sinks", None), nn.Parameter)]
 
 
 def sinks_off(model: Any, back: ExitStack) -> None:
@@ -348,22 +335,30 @@ def sinks_off(model: Any, back: ExitStack) -> None:
         swap(back, module.sinks, torch.full_like(module.sinks.data, NO_SINK))
 
 
+PARTS = (
+    ("soft-cap off", "soft-cap", "logits without their soft cap", soft_cap_off, soft_caps, "soft cap"),
+    ("RoPE scaling off", "rope", "RoPE without its scaling", rope_unscaled, scaled_ropes, "scaling"),
+    ("sinks off", "sinks", "attention without its sinks", sinks_off, with_sinks, "sinks"),
+)
+"""Name, family and meaning of a hypothesis, its change, where a model has the part, and the part's name."""
+
+
 def _architecture(model: Any, longest: int) -> Found:
     window = getattr(unwrapped(model).config.get_text_config(), "sliding_window", None)
-    short = f"no sequence is longer than the window: {window or 0:,} for {longest:,} tokens"
-    if window and window < longest:
-        full = "full attention in place of the sliding window"
-        yield Variant("window off", "window", full, CONFIG, window_off)
+    if not window:
+        yield Missing("window off", "the configuration has no window")
+    elif window < longest:
+        yield Variant(
+            "window off", "window", "full attention in place of the sliding window", CONFIG, window_off
+        )
     else:
-        yield Missing("window off", short if window else "the configuration has no window")
-    for name, family, meaning, change, here, none in (
-        ("soft-cap off", "soft-cap", "logits without their soft cap", soft_cap_off, soft_caps, "soft cap"),
-        ("RoPE scaling off", "rope", "RoPE without its scaling", rope_unscaled, scaled_ropes, "scaling"),
-        ("sinks off", "sinks", "attention without its sinks", sinks_off, with_sinks, "sinks"),
-    ):
+        why = f"no sequence is longer than the window: {window:,} for {longest:,} tokens"
+        yield Missing("window off", why)
+    for name, family, meaning, change, found_in, part in PARTS:
+        there = bool(found_in(model))
         yield (
             Variant(name, family, meaning, CONFIG, change)
-            if here(model)
-            else Missing(name, f"the model has no {none}")
+            if there
+            else Missing(name, f"the model has no {part}")
         )
     yield Variant("weights bf16", "numerics", "weights rounded to bf16", change=weights_in_bf16)

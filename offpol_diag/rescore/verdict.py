@@ -1,10 +1,14 @@
-"""Which hypothesis a column is: each column by itself, of all tokens, by place and by prompt."""
+"""Which hypothesis reproduces a column: each column by itself, of all tokens, by place and by prompt.
+
+Hypotheses are ranked by the mean of log(|Δ| + tau): the means of |Δ| and of K3 are decided by a few tokens.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +29,7 @@ TIED = 2.0
 REPRODUCED = 1.5
 """Own floors of a variant within which it reproduces a column."""
 MOST_VALUES = 64
-"""Values of a label that are still places: hosts and steps, not names of rows."""
+"""Most values of a label that is searched for places: hosts and steps, not names of rows."""
 CLEAR = 0.95
 """Share of a place's tokens that must be at fault, and of the fault that must be in such places."""
 MOST_NAMED = 4
@@ -34,25 +38,25 @@ MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class Evidence:
-    """What every hypothesis says of the tokens that count, [T] each.
+    """The log-probs of every hypothesis at the tokens that count, [T] each.
 
     Attributes:
         scores: hypothesis → log-probs.
         noise: |Δ| between the reference in bf16 and in float32.
         groups: prompt of each token.
-        labels: column → number of its value at each token, and the values.
+        places: labels that can be places: (name, number of its value at each token, values).
         variants: the hypotheses, "as given" first.
     """
 
     scores: Mapping[str, Floats]
     noise: Floats
     groups: Ints
-    labels: Mapping[str, tuple[Ints, Sequence[object]]]
+    places: Sequence[tuple[str, Ints, Sequence[object]]]
     variants: Sequence[Variant]
 
-    @property
+    @cached_property
     def tau(self) -> float:
-        """The median of the noise, below which differences say nothing."""
+        """The median of the noise, below which differences mean nothing."""
         return float(np.median(self.noise)) + 1e-6
 
     @property
@@ -60,204 +64,191 @@ class Evidence:
         """The log-probs of the model as given."""
         return self.scores[self.variants[0].name]
 
-    @property
-    def places(self) -> list[tuple[str, Ints, Sequence[object]]]:
-        """Return (name, number of its value at each token, values) of labels that can be places."""
-        every = [(name, *one) for name, one in self.labels.items()]
-        return [one for one in every if 2 <= len(one[2]) <= MOST_VALUES]
+    @cached_property
+    def family(self) -> dict[str, str]:
+        """Hypothesis → its family."""
+        return {one.name: one.family for one in self.variants}
 
-
-@dataclass(frozen=True)
-class Near:
-    """log(|Δ| + tau) between every hypothesis and a column, [T] each, and which of them are honest."""
-
-    f: Mapping[str, Floats]
-    family: Mapping[str, str]
-    groups: Ints
-
-    @property
-    def honest(self) -> list[str]:
-        """The hypotheses that are no fault."""
-        return [name for name in self.f if self.family[name] in HONEST]
-
-    def lead_of(self, names: Iterable[str], at: Flags, units: Ints) -> tuple[str, float]:
-        """Return the best of some hypotheses at some tokens, and its lead over the best honest one."""
-        means = {name: float(self.f[name][at].mean()) for name in names}
-        best, fair = (min(some, key=means.__getitem__) for some in (means, self.honest))
-        if best == fair:
-            return best, 0.0
-        lead, error = mean_error((self.f[fair] - self.f[best])[at], units[at])
-        return best, lead / error if error > 0 else 0.0
-
-    def clean(self, variant: str, rest: Flags) -> bool:
-        """Return whether an honest hypothesis beats a variant in the rest."""
-        if not rest.any():
-            return False
-        fair = min(self.honest, key=lambda name: float(self.f[name][rest].mean()))
-        lead, error = mean_error((self.f[variant] - self.f[fair])[rest], self.groups[rest])
-        return bool(lead > LEAD * error) if np.isfinite(error) else lead > 0
-
-    def alike(self, best: str, among: Flags) -> list[str]:
-        """Return the hypotheses that are not told from the best one."""
-        found = []
-        for name, values in self.f.items():
-            mean, error = mean_error((values - self.f[best])[among], self.groups[among])
-            if name != best and mean <= TIED * error:
-                found.append((mean, name))
-        return [name for _, name in sorted(found)]
-
-    def tally(self) -> dict[str, int]:
-        """Return how many prompts each hypothesis fits best."""
-        names, counts = list(self.f), np.bincount(self.groups)
-        sums = np.stack([np.bincount(self.groups, self.f[name]) for name in names]) / np.maximum(counts, 1)
-        best = sums[:, counts > 0].argmin(0)
-        many = {names[i]: int((best == i).sum()) for i in np.unique(best)}
-        return dict(sorted(many.items(), key=lambda one: -one[1]))
-
-
-class Winner(NamedTuple):
-    """The nearest hypothesis, its lead in standard errors, whether it wins, its tokens [T], their place."""
-
-    name: str
-    lead: float
-    wins: bool
-    among: Flags
-    where: str = ""
-
-
-def winner(near: Near, seen: Evidence) -> Winner:
-    """Return what a column is: in the places or prompts where a hypothesis wins, else of all tokens."""
-    honest, family, groups = near.honest, near.family, near.groups
-    whole = np.ones(len(groups), np.bool_)
-    best, lead = near.lead_of(near.f, whole, groups)
-    wins = lead >= LEAD
-    for name, units, values in (*seen.places, ("", groups, ())):
-        every, within = np.unique(units), groups if name else np.arange(len(units))
-        won = defaultdict[str, list[int]](list)
-        for unit in every:
-            at = units == unit
-            here, its_lead = near.lead_of(near.f, at, within)
-            if its_lead >= LEAD_OF_PART and (not name or len(np.unique(groups[at])) > 2):
-                won[family[here]].append(int(unit))
-        if not won:
-            continue
-        kind, held = max(won.items(), key=lambda one: len(one[1]))
-        if len(held) == len(every) or (not name and len(held) < LEAST_GROUPS):
-            continue
-        among = np.isin(units, held)
-        of_part, its_lead = near.lead_of(
-            [*honest, *(one for one in family if family[one] == kind)], among, groups
-        )
-        if its_lead < LEAD:
-            continue
-        if wins and kind == family[best] and not near.clean(best, ~among):
-            break  # the others have it too, less clearly
-        where = _place(name, [values[i] for i in held]) if name else _located(among, seen)
-        return Winner(of_part, its_lead, True, among, where)
-    return Winner(best, lead, wins, whole)
+    def place_of(self, among: Flags) -> str:
+        """Return the values of a label that tokens have in common, and no others; empty if there is none."""
+        for name, at, values in self.places:
+            share = np.bincount(at, among, len(values)) / np.maximum(
+                np.bincount(at, minlength=len(values)), 1
+            )
+            inside = np.flatnonzero(share > CLEAR).tolist()
+            if inside and among[~np.isin(at, inside)].mean() < 1 - CLEAR:
+                return _place(name, [values[i] for i in inside])
+        return ""
 
 
 def _place(name: str, values: Sequence[object]) -> str:
     return f"{name} = {', '.join(map(str, values[:MOST_NAMED]))}"
 
 
-def _located(among: Flags, seen: Evidence) -> str:
-    """Return the values of a label that tokens have in common, and no others."""
-    for name, at, values in seen.places:
-        share = np.bincount(at, among, len(values)) / np.maximum(np.bincount(at, minlength=len(values)), 1)
-        inside = np.flatnonzero(share > CLEAR).tolist()
-        if inside and among[~np.isin(at, inside)].mean() < 1 - CLEAR:
-            return _place(name, [values[i] for i in inside])
-    return ""
+class Winner(NamedTuple):
+    """The nearest hypothesis, its lead in standard errors, its tokens [T], their place."""
+
+    name: str
+    lead: float
+    among: Flags
+    where: str = ""
 
 
-def side(name: str, column: Floats, seen: Evidence, noise_of: Callable[[Variant], Floats]) -> Side:
+@dataclass(frozen=True)
+class Comparison:
+    """A column beside every hypothesis: `logs` has log(|Δ| + tau) of each, [T]."""
+
+    logs: Mapping[str, Floats]
+    evidence: Evidence
+
+    @property
+    def honest(self) -> list[str]:
+        """The hypotheses that are no fault."""
+        return [name for name in self.logs if self.evidence.family[name] in HONEST]
+
+    def lead_of(self, names: Iterable[str], at: Flags, units: Ints) -> tuple[str, float]:
+        """Return the best of some hypotheses at some tokens, and its lead over the best honest one.
+
+        The lead is in standard errors, clustered by `units` [T].
+        """
+        means = {name: float(self.logs[name][at].mean()) for name in names}
+        best, fair = (min(some, key=means.__getitem__) for some in (means, self.honest))
+        if best == fair:
+            return best, 0.0
+        lead, error = mean_error((self.logs[fair] - self.logs[best])[at], units[at])
+        return best, lead / error if error > 0 else 0.0
+
+    def winner(self) -> Winner:
+        """Return what a column is: in the places or prompts where a hypothesis wins, else of all tokens."""
+        family, groups = self.evidence.family, self.evidence.groups
+        every_token = np.ones(len(groups), np.bool_)
+        best, lead = self.lead_of(self.logs, every_token, groups)
+        for name, units, values in (*self.evidence.places, ("", groups, ())):  # last the prompts themselves
+            every, within = np.unique(units), groups if name else np.arange(len(units))
+            won = defaultdict[str, list[int]](list)  # family → the units where one of it wins
+            for unit in every:
+                at = units == unit
+                local_best, local_lead = self.lead_of(self.logs, at, within)
+                if local_lead >= LEAD_OF_PART and (not name or len(np.unique(groups[at])) > 2):
+                    won[family[local_best]].append(int(unit))
+            if not won:
+                continue
+            kind, units_won = max(won.items(), key=lambda one: len(one[1]))
+            if len(units_won) == len(every) or (not name and len(units_won) < LEAST_GROUPS):
+                continue
+            among = np.isin(units, units_won)
+            of_kind = (one for one in family if family[one] == kind)
+            of_part, its_lead = self.lead_of([*self.honest, *of_kind], among, groups)
+            if its_lead < LEAD:
+                continue
+            if lead >= LEAD and kind == family[best] and not self.honest_wins(best, ~among):
+                break  # the others have it too, less clearly
+            named = _place(name, [values[i] for i in units_won]) if name else self.evidence.place_of(among)
+            return Winner(of_part, its_lead, among, named)
+        return Winner(best, lead, every_token)
+
+    def honest_wins(self, variant: str, rest: Flags) -> bool:
+        """Return whether an honest hypothesis beats a variant in the rest of the tokens."""
+        if not rest.any():
+            return False
+        fair = min(self.honest, key=lambda name: float(self.logs[name][rest].mean()))
+        lead, error = mean_error((self.logs[variant] - self.logs[fair])[rest], self.evidence.groups[rest])
+        return bool(lead > LEAD * error) if np.isfinite(error) else lead > 0
+
+    def tied(self, best: str, among: Flags) -> list[str]:
+        """Return the hypotheses that fit as well as the best one, the nearest first."""
+        found = []
+        for name, values in self.logs.items():
+            mean, error = mean_error((values - self.logs[best])[among], self.evidence.groups[among])
+            if name != best and mean <= TIED * error:
+                found.append((mean, name))
+        return [name for _, name in sorted(found)]
+
+    def tally(self) -> dict[str, int]:
+        """Return how many prompts each hypothesis fits best."""
+        names, groups = list(self.logs), self.evidence.groups
+        sums = np.stack([np.bincount(groups, self.logs[name]) for name in names])
+        best = sums[:, np.bincount(groups) > 0].argmin(0)
+        many = {names[i]: int((best == i).sum()) for i in np.unique(best)}
+        return dict(sorted(many.items(), key=lambda one: -one[1]))
+
+
+def side(name: str, column: Floats, evidence: Evidence, noise_of: Callable[[Variant], Floats]) -> Side:
     """Judge one column by itself.
 
     Args:
         name: what it is called.
         column: its log-probs, [T].
-        seen: what every hypothesis says.
+        evidence: the log-probs of every hypothesis.
         noise_of: what bf16 changes of a hypothesis, [T]; asked of the one that wins.
     """
-    distance = gaps(column, seen.reference)
-    f = {name: np.log(gaps(one, column) + seen.tau) for name, one in seen.scores.items()}
-    near = Near(f, {one.name: one.family for one in seen.variants}, seen.groups)
-    best, lead, wins, at, where = winner(near, seen)
-    about = next(one for one in seen.variants if one.name == best)
+    distance, noise = gaps(column, evidence.reference), evidence.noise
+    logs = {one: np.log(gaps(scores, column) + evidence.tau) for one, scores in evidence.scores.items()}
+    comparison = Comparison(logs, evidence)
+    best, lead, at, where = comparison.winner()
+    wins, variant = lead >= LEAD, next(one for one in evidence.variants if one.name == best)
     state: State = "same"
-    own, share = None, 1.0
+    floors, share = np.inf, 1.0
     if wins:
-        left, noise = gaps(seen.scores[best], column), noise_of(about)
-        own = float(left[at].mean() / max(float(noise[at].mean()), 1e-9))
-        apart = beyond(left[at], np.maximum(noise, seen.noise)[at], seen.groups[at])
-        state, share = "unknown" if apart else "variant", float(at.mean())
-    elif beyond(distance, seen.noise, seen.groups):
+        left, own = gaps(evidence.scores[best], column), noise_of(variant)
+        floors, share = float(left[at].mean() / max(float(own[at].mean()), 1e-9)), float(at.mean())
+        state = "unknown" if beyond(left[at], np.maximum(own, noise)[at], evidence.groups[at]) else "variant"
+    elif beyond(distance, noise, evidence.groups):
         state = "unknown"
-    elif (held := _far_groups(distance, seen)).any():
-        state, share, where = "unknown", float(held.mean()), _located(held, seen)
-    told = state == "variant"
+    elif (far := _far_groups(distance, evidence)).any():
+        state, share, where = "unknown", float(far.mean()), evidence.place_of(far)
+    found = state == "variant"
     return Side(
         column=name,
         state=state,
         distance=float(distance.mean()),
-        k3=k3(seen.reference, column),
+        k3=k3(evidence.reference, column),
         variant="" if state == "same" else best,
-        meaning="" if state == "same" else about.meaning,
-        fix=about.fix if told else "",
+        meaning="" if state == "same" else variant.meaning,
+        fix=variant.fix if found else "",
         lead=lead if wins else None,
-        reproduced=own is not None and own <= REPRODUCED and told,
-        alike=near.alike(best, at) if told else [],
+        reproduced=found and floors <= REPRODUCED,
+        alike=comparison.tied(best, at) if found else [],
         share=share,
         where=where,
-        groups=near.tally(),
-        fits=_fits(column, seen, at),
+        groups=comparison.tally(),
+        fits=_fits(column, evidence, at),
     )
 
 
-def _far_groups(distance: Floats, seen: Evidence) -> Flags:
+def _far_groups(distance: Floats, evidence: Evidence) -> Flags:
     """Return the tokens of prompts that are beyond the floor each by itself, where there are at least two."""
-    found = np.zeros(len(distance), np.bool_)
-    many = 0
-    for group in np.unique(seen.groups):
-        at = seen.groups == group
-        mean, error = mean_error((distance - FLOORS * seen.noise)[at], np.arange(int(at.sum())))
+    found, many = np.zeros(len(distance), np.bool_), 0
+    for group in np.unique(evidence.groups):
+        at = evidence.groups == group
+        mean, error = mean_error((distance - FLOORS * evidence.noise)[at], np.arange(int(at.sum())))
         if mean > LEAD_OF_PART * error:
             found |= at
             many += 1
     return found if many >= LEAST_GROUPS else np.zeros(len(distance), np.bool_)
 
 
-def _fits(column: Floats, seen: Evidence, at: Flags) -> list[Fit]:
+def _fits(column: Floats, evidence: Evidence, at: Flags) -> list[Fit]:
     """Return every hypothesis by its rank."""
-    wide = float(np.quantile(seen.noise, 0.9))
-    found = []
-    for one in seen.variants:
-        values = seen.scores[one.name]
-        left = gaps(values, column)[at]
-        found.append(
-            Fit(
-                name=one.name,
-                family=one.family,
-                meaning=one.meaning,
-                share=float((left <= wide).mean()),
-                k3=k3(values[at], column[at]),
-                distance=float(left.mean()),
-                score=float(np.log(left + seen.tau).mean()),
-            )
-        )
+    within, found = float(np.quantile(evidence.noise, 0.9)), []
+    for one in evidence.variants:
+        scores = evidence.scores[one.name]
+        left = gaps(scores, column)[at]
+        share, score = float((left <= within).mean()), float(np.log(left + evidence.tau).mean())
+        numbers = {"share": share, "k3": k3(scores[at], column[at]), "distance": float(left.mean())}
+        found.append(Fit(name=one.name, family=one.family, meaning=one.meaning, score=score, **numbers))
     return sorted(found, key=lambda fit: fit.score)
 
 
-def tokens_needed(seen: Evidence) -> dict[str, int]:
+def tokens_needed(evidence: Evidence) -> dict[str, int]:
     """Return how many tokens tell each hypothesis from the model as given: N ≈ 10·(6/ρ)².
 
     ρ is the change of the hypothesis over the noise, both root mean squares: known before a column is read.
     """
-    noise = float(np.sqrt((seen.noise**2).mean())) + 1e-9
+    noise = float(np.sqrt((evidence.noise**2).mean())) + 1e-9
     found = {}
-    for one in seen.variants[1:]:
-        change = gaps(seen.scores[one.name], seen.reference)
+    for one in evidence.variants[1:]:
+        change = gaps(evidence.scores[one.name], evidence.reference)
         size = float(np.sqrt((np.minimum(change, 1.0) ** 2).mean())) / noise
         found[one.name] = int(min(10 * (6 / size) ** 2, 2**53)) if size > 0 else 2**53
     return found
