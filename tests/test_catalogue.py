@@ -50,12 +50,6 @@ def table(text: str) -> list[tuple[str, ...]]:
 
 # ---------------------------------------------------------------- the rows that ship
 
-SOURCE = (
-    r"\b(?=\w*\d)[0-9a-f]{7,}\b"  # a commit
-    r"|\bv\d+\.\d+"  # a release
-    r"|pull request \d+ \(\w+ 20\d\d\)|arXiv \d{4}\.\d{5}|JMLR \d+|report \(\d{4}-\d\d\)"  # a paper
-)
-
 
 def test_every_number_of_a_row_is_that_of_its_trainer_as_it_was_first_read() -> None:
     """`golden/presets.json` was made once, from f8bfca2a, whose rows went by other names."""
@@ -65,13 +59,10 @@ def test_every_number_of_a_row_is_that_of_its_trainer_as_it_was_first_read() -> 
 
 
 @pytest.mark.parametrize("preset", SHIPPED.values(), ids=list(SHIPPED))
-def test_every_row_says_what_it_is_where_it_comes_from_and_who_can_say_it(preset: Preset) -> None:
-    assert preset.summary.strip() == preset.summary != ""
-    assert "\n" not in preset.summary
-    assert not preset.summary.endswith(".")
-    assert re.search(SOURCE, preset.source), "a commit, a release or a paper stands in the source"
+def test_every_row_says_what_it_is_and_which_trainer_can_say_it(preset: Preset) -> None:
+    assert re.fullmatch(r"\S.*[^\s.]", preset.summary)
+    assert preset.source
     assert trainers_for(preset) or "there is no key to set" in preset.note
-    assert preset.clip.low is None or 0 <= preset.clip.low <= 1
 
 
 def test_methods_are_told_apart_by_what_they_do() -> None:
@@ -116,22 +107,19 @@ def test_a_method_also_at_other_thresholds_or_keys_is_written_as_formulas(name: 
     assert does in method(found)
 
 
-def test_the_loss_is_written_with_its_anchor() -> None:
-    names = ("recompute", "ppo_is", "pure_is", "gspo@policy=current")
-    gspo = "PPO clip on (∏π_θ/π_rollout)^(1/n)"
-    of = ["PPO clip on π_θ/π_old", "PPO clip on π_θ/π_rollout", "REINFORCE", gspo]
-    assert [loss(SHIPPED[name]) for name in names] == of
+LOSSES = """
+recompute → PPO clip on π_θ/π_old to [0.8, 1.2]; where A < 0 the loss is at most −3 A
+recompute@clip.low=inf:clip.dual=inf → PPO clip on π_θ/π_old to [−∞, 1.2]
+ppo_is → PPO clip on π_θ/π_rollout to [0.8, 1.2]; where A < 0 the loss is at most −3 A
+gspo@policy=current → PPO clip on (∏π_θ/π_rollout)^(1/n) to [0.9997, 1.0004]
+cispo → REINFORCE times the clipped, constant π_θ/π_old to [0, 5]
+pure_is → REINFORCE
+"""
 
 
-def test_where_the_loss_clips_its_ratio_is_written() -> None:
-    names = ("recompute", "gspo", "cispo", "recompute@clip.low=inf:clip.dual=inf", "pure_is")
-    assert [clipped(SHIPPED[name]) for name in names] == [
-        "to [0.8, 1.2]; where A < 0 the loss is at most −3 A",
-        "to [0.9997, 1.0004]",
-        "to [0, 5]",
-        "to [−∞, 1.2]",
-        "",
-    ]
+@pytest.mark.parametrize(("name", "does"), table(LOSSES))
+def test_the_loss_is_written_with_its_anchor_and_its_clip(name: str, does: str) -> None:
+    assert f"{loss(SHIPPED[name])} {clipped(SHIPPED[name])}".strip() == does
 
 
 # ---------------------------------------------------------------- finding presets
@@ -200,9 +188,6 @@ def test_what_names_no_preset_is_answered_with_what_does(asked: str, message: st
     assert found[1].startswith(hint)
 
 
-# ---------------------------------------------------------------- thresholds beside a name
-
-
 def test_keys_beside_a_name_are_those_of_a_file(write: Write) -> None:
     found = SHIPPED["geo_rs@veto.lower=1e-6:clip.dual=inf:policy=current:loss=reinforce:note=mine"]
     assert (found.veto, found.clip, found.policy) == (Veto(1e-6), Clip(dual=None), "current")
@@ -242,76 +227,45 @@ def test_the_defaults_of_a_trainer_are_its_own_and_at_most_six(trainer: str) -> 
 
 # ---------------------------------------------------------------- a user's file
 
-EVERY_KEY = """
-[mine]
-summary = "all of it"
-aliases = ["my_own"]
-policy = "current"
-veto = { lower = 1e-4, upper = 100 }
-loss = "gspo"
-clip = { low = inf, high = 4e-4, dual = inf }
-denominator = "all"
-at = ["clip.high"]
-generation = "verl-2025-10"
-source = "here"
-note = "mind this"
-weight = { over = "segment", action = "mask", upper = 5, lower = 0, normalize = true, safety = 10, \
-safety_at = "token", overflow = "zero" }
-reject = [
-  { statistic = "prob_diff", over = "min", lower = -0.2, upper = 0.2, advantage = "against_or_zero" },
-  { statistic = "k2", over = "batch", upper = 0.04 },
-  { statistic = "mult_prob_error", over = "mean", upper = 2, safety = 3, safety_at = "token" },
-]
-"""
 
-
-def test_every_key_arrives(write: Write) -> None:
-    weight = Weight("segment", "mask", 5.0, 0.0, True, 10.0, "token", "zero")
-    rules = (
-        Reject("prob_diff", "min", -0.2, 0.2, "against_or_zero"),
-        Reject("k2", "batch", upper=0.04),
-        Reject("mult_prob_error", "mean", upper=2.0, safety=3.0, safety_at="token"),
-    )
-    of = ("mine", "all of it", "current", weight, rules, Veto(1e-4, 100.0), "gspo", Clip(None, 4e-4, None))
-    words = ("clip.high",), ("my_own",), "verl-2025-10", "here", "mind this"
-    assert load(write(EVERY_KEY))["my_own"] == Preset(*of, "all", *words)  # type: ignore[arg-type]
+def test_keys_arrive_that_no_built_in_row_has(write: Write) -> None:
+    lines = """[mine]
+    aliases = ["my_own"]
+    weight = { over = "segment", action = "none", safety = 10, overflow = "zero" }
+    reject = [{ upper = 2 }, { statistic = "k2", over = "min", upper = 2, safety = 3 }]
+    veto = { upper = 100 }
+    clip = { low = inf, dual = inf }"""
+    found = load(write(lines))["my_own"]
+    assert found.weight == Weight("segment", "none", safety=10.0, overflow="zero")
+    assert found.reject == (Reject(upper=2.0), Reject("k2", "min", upper=2.0, safety=3.0))
+    assert (found.veto, found.clip, found.aliases) == (Veto(upper=100.0), Clip(None, dual=None), ("my_own",))
 
 
 def test_own_rows_come_after_the_built_in_ones_and_belong_to_all(write: Write) -> None:
     catalogue = load(write("\ufeff[mine]\r\n['mine_1.5']\r\n"))
     assert list(catalogue) == [*SHIPPED, "mine", "mine_1.5"]
-    assert catalogue.resolve("all")[-1].name == "mine_1.5"
+    assert catalogue.resolve("all")[-1].name == catalogue.usual(OLD)[-1].name == "mine_1.5"
     assert catalogue["mine"].summary == "from mine.toml"
-    assert [one.name for one in catalogue.usual(OLD)][-2:] == ["mine", "mine_1.5"]
-    assert catalogue.replaced == SHIPPED.replaced == ()
 
 
-def test_an_own_row_of_a_built_in_name_replaces_it_and_says_so(write: Write) -> None:
-    catalogue = load(write("[Seq-MIS]\nweight = { over = 'sum', upper = 7 }"))
+def test_an_own_row_replaces_a_built_in_one_and_takes_aliases(write: Write) -> None:
+    rows = "[Seq-MIS]\nweight = { over = 'sum', upper = 7 }\n[geo_mis]\nveto = { lower = 0.1 }\n[tis]\n"
+    catalogue = load(write(rows))
     assert (catalogue["seq_mis"].weight, catalogue["seq_mis"].reject) == (Weight("sum", upper=7.0), ())
-    assert len(catalogue) == len(SHIPPED)
     assert list(catalogue).index("Seq-MIS") == list(SHIPPED).index("seq_mis")
-    assert catalogue.replaced == ("seq_mis",)
+    assert (catalogue["geo_mis"].veto, catalogue["geo_rs"].aliases) == (Veto(0.1), ())
+    assert catalogue["tis"].name == "tis"
+    assert len(catalogue) == len(SHIPPED) + 2
     assert "seq_is_rs" not in catalogue
 
 
 def test_an_own_row_has_the_thresholds_of_its_bounds_or_those_that_it_names(write: Write) -> None:
-    rows = "[mine]\nweight = { upper = 7 }\nveto = { lower = 0.1 }\n[other]\nat = ['clip.low']"
-    catalogue = load(write(rows))
+    catalogue = load(
+        write("[mine]\nweight = { upper = 7 }\nveto = { lower = 0.1 }\n[other]\nat = ['clip.low']")
+    )
     assert (catalogue["mine@3..0.2"].weight, catalogue["mine@3..0.2"].veto) == (Weight(upper=3.0), Veto(0.2))
-    assert catalogue["mine@weight.lower=0.5"].weight == Weight(upper=7.0, lower=0.5)
     assert catalogue["other@0.5"].clip == Clip(low=0.5)
 
-
-def test_an_own_name_takes_a_built_in_alias(write: Write) -> None:
-    catalogue = load(write("[geo_mis]\nveto = { lower = 0.1 }\n[tis]\n[trl_default]\n"))
-    assert catalogue["geo_mis"].veto == Veto(0.1)
-    assert catalogue["geo_rs"].aliases == ()
-    assert [catalogue[name].name for name in ("tis", "trl_default")] == ["tis", "trl_default"]
-    assert sorted(catalogue.replaced) == ["geo_mis", "tis", "trl_default"]
-
-
-# ---------------------------------------------------------------- mistakes in a file
 
 SLIPS = """
 weight = { uper = 2 } → weight.uper: no such key; the keys are over, action, upper, lower, normalize, safety,
@@ -335,12 +289,9 @@ def test_a_mistake_names_file_table_key_and_what_is_allowed(write: Write, line: 
     assert message.startswith(f"mine.toml: [mine] {said}")
 
 
-def test_long_values_are_shortened_and_parts_are_held_against_each_other(write: Write) -> None:
-    long = refused(lambda: load(write(f"[mine]\nweight = {{ upper = 1{'0' * 400} }}")))
-    assert long[0] == f"mine.toml: [mine] weight.upper = 1{'0' * 56}...; it must be a finite number"
-    both = refused(lambda: load(write('[mine]\npolicy = "current"\nweight = { upper = 2 }')))
-    already = "under ppo_clip the ratio holds that of π_θ already: say loss = reinforce, or no weight"
-    assert both[0] == f"mine.toml: [mine] weight: {already}"
+def test_a_long_value_is_cut(write: Write) -> None:
+    message, _ = refused(lambda: load(write(f"[mine]\nweight = {{ upper = 1{'0' * 400} }}")))
+    assert message == f"mine.toml: [mine] weight.upper = 1{'0' * 56}...; it must be a finite number"
 
 
 FILES = [
@@ -365,13 +316,8 @@ def test_a_file_that_holds_no_catalogue(write: Write, text: str, said: str, hint
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_bytes(b"[mine]\nnote = '\xff'\n")
-    missing = "nowhere.toml: cannot be read (No such file or directory)"
-    assert refused(lambda: load(Path("nowhere.toml")))[0] == missing
     assert refused(lambda: load(tmp_path))[0].endswith("cannot be read (Is a directory)")
     assert "mine.toml: not TOML: 'utf-8' codec can't decode byte 0xff" in refused(lambda: load(path))[0]
-
-
-# ---------------------------------------------------------------- the page
 
 
 @pytest.mark.parametrize("kind", [Preset, Weight, Reject, Veto, Clip], ids=lambda kind: kind.__name__)

@@ -58,9 +58,6 @@ def ran(*words):
     return CliRunner().invoke(app, ["check", *map(str, words)])
 
 
-# ---------------------------------------------------------------- what the dump says
-
-
 def test_a_step_has_the_numbers_of_its_rows_alone(dump, said, tmp_path):
     assert list(said) == STEPS
     for step in STEPS:
@@ -76,7 +73,6 @@ def test_a_dump_without_steps_is_one_and_without_other_columns_logs_less(dump, t
     table = pq.read_table(dump).drop_columns(["step", "current_log_probs"])
     pq.write_table(table, file := tmp_path / "one.parquet")
     found = check(file)
-
     assert found.steps == [None]
     assert not any(name.startswith("actor/") for name in found.numbers["token_is"])
     logged = history(tmp_path, {7: {name: x for name, (x,) in found.numbers["token_is"].items()}})
@@ -90,7 +86,6 @@ def test_a_step_is_given_as_soon_as_it_is_whole(dump):
     read.batches = lambda: (seen.append(1) or one for one in batches)
     steps = by_step(read)
     step, batch = next(steps)
-
     assert (step, batch.sequences) == (3, 64)
     assert len(seen) <= 1.6 * len(batches), "all of them are read once before, to count"
     assert [step, *(one for one, _ in steps)] == STEPS
@@ -114,7 +109,6 @@ def test_who_logs_is_as_asked_else_what_the_metadata_say_else_the_newest(
     file = tmp_path / "dump.parquet"
     pq.write_table(table.replace_schema_metadata({"offpol_diag": json.dumps(metadata)}), file)
     found = check(file, asked or None)
-
     assert found.trainer == who
     assert name in found.numbers["token_is"]
 
@@ -122,54 +116,44 @@ def test_who_logs_is_as_asked_else_what_the_metadata_say_else_the_newest(
 def test_presets_are_the_recommended_one_and_the_trainers_default_unless_they_are_named(dump):
     best = offpol_diag.analyze(dump, device="cpu", progress=False).recommendation.method
     found = check(dump, presets=None)
-
     assert list(found.numbers) == list(dict.fromkeys([best, "decoupled_geo_rs"]))
-
-
-# ---------------------------------------------------------------- curves beside it
 
 
 def test_curves_are_laid_beside_the_preset_that_ran(dump, said, tmp_path):
     found = check(dump, presets="seq_is,token_is@3,token_is", logged=history(tmp_path, said))
-
     assert (found.preset, found.different, found.unknown, found.unmatched) == ("token_is", [], [], [])
     assert len(found.rows) == len(said[3])
     assert {row.steps for row in found.rows} == {4}
 
 
-PLANTED = {
-    "a factor from the third step on": ({5: 1.01, 6: 1.02}, 5, 6, 2),
-    "one step": ({4: 0.9}, 4, 4, 1),
-    "less than float32 rounds": ({4: 1 + 5e-6}, None, 4, 0),
-    "not finite": ({6: math.nan}, 6, 6, 1),
-}
+PLANTED = [  # factors of one curve by step, and which step differs first, which most, and how many do
+    ({5: 1.01, 6: 1.02}, 5, 6, 2),
+    ({4: 0.9}, 4, 4, 1),
+    ({4: 1 + 5e-6}, None, 4, 0),  # less than float32 rounds
+    ({6: math.nan}, 6, 6, 1),
+]
 
 
-@pytest.mark.parametrize("planted", PLANTED)
-def test_a_planted_difference_is_found_with_its_worst_and_its_first_step(dump, said, planted, tmp_path):
-    factors, first, worst, many = PLANTED[planted]
+@pytest.mark.parametrize(("factors", "first", "worst", "many"), PLANTED, ids=str)
+def test_a_planted_difference_is_found_with_its_worst_and_its_first_step(
+    dump, said, factors, first, worst, many, tmp_path
+):
     wrong = {step: of | {NAME: of[NAME] * factors.get(step, 1.0)} for step, of in said.items()}
     file = history(tmp_path, wrong)
     found = check(dump, logged=file)
     (row,) = [row for row in found.rows if row.name == NAME]
-
     assert (row.first, row.worst, row.differs) == (first, worst, many)
-    assert [one.name for one in found.different] == [NAME] * bool(many)
-    if many:
-        assert found.rows[0] is row
-    for flag, code in (((), 0), (("--strict",), int(bool(many)))):
-        done = ran(dump, "--logged", file, *RAN, *flag)
-        assert done.exit_code == code
-        words = f"1 of 35 metrics differs, from step {first} on" if many else "Equal: all 35 metrics"
-        assert words in " ".join(done.output.split())
+    assert [one.name for one in found.different] == [found.rows[0].name] * bool(many)
+    words = f"1 of 35 metrics differs, from step {first} on" if many else "Equal: all 35 metrics"
+    done = ran(dump, "--logged", file, *RAN, "--strict")
+    assert (done.exit_code, words in " ".join(done.output.split())) == (int(bool(many)), True)
 
 
 def test_names_that_only_one_side_knows_are_named(dump, said, tmp_path):
     named = {
-        step: {name if name != NAME else "loss": x for name, x in of.items()} for step, of in said.items()
+        step: {"loss" if name == NAME else name: x for name, x in of.items()} for step, of in said.items()
     }
     found = " ".join(ran(dump, "--logged", history(tmp_path, named), *RAN).output.split())
-
     assert "verl@2026-03 logs nothing of the name loss." in found
     assert f"No single curve has the name of {NAME}." in found
 
@@ -199,16 +183,15 @@ def test_a_curve_is_found_by_its_name_or_by_its_end(name, there, curve):
 def test_exports_of_trackers_are_read(name, text, metric, tmp_path):
     (tmp_path / name).write_text(text)
     pq.write_table(pa.table({"_step": [3, 4], metric: [1.5, None]}), tmp_path / "h.parquet")
-
     assert curves([tmp_path / name])[metric] == curves([tmp_path / "h.parquet"])[metric] == {3: 1.5}
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "a,b\n1,2\n", "Step,a - x,b - x\n1,2,3\n", "\xff\0\xff" * 99])
-@pytest.mark.parametrize("name", ["x.csv", "x.jsonl", "x.parquet", "x.json"])
-def test_a_file_without_curves_is_one_error(name, text, tmp_path):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(UsageError):
-        curves([tmp_path / name])
+def test_a_file_without_curves_is_one_error(text, tmp_path):
+    for name in ("x.csv", "x.jsonl", "x.parquet", "x.json"):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(UsageError):
+            curves([tmp_path / name])
 
 
 REFUSED = [
@@ -227,18 +210,13 @@ def test_what_cannot_be_compared_is_one_error(dump, words, error, tmp_path, monk
     history(tmp_path, {3: {"loss": 1.0}}, "other.jsonl")
     history(tmp_path, {99: {NAME: 1.0}}, "late.jsonl")
     done = ran(dump, *words)
-
     assert done.exit_code == 2
     assert error in " ".join(done.stderr.split())
     assert done.stderr.count("error:") == done.stderr.count("hint:") == 1
 
 
-# ---------------------------------------------------------------- what is written
-
-
 def test_numbers_are_printed_of_some_steps_and_with_v_of_every_one(dump, said):
     brief, every = ran(dump, *RAN).output, ran(dump, *RAN, "-v").output
-
     ends = [f"{said[step][NAME]:.4g}" for step in (3, 4, 6)]
     assert re.search(r"logged name +step 3 +step 4 +step 6\n", brief)
     assert re.search(rf"{NAME} +{' +'.join(ends)}\n", brief)

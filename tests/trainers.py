@@ -1,13 +1,14 @@
 """What trainers do with their settings, restated on padded arrays from their code, and presets to try it on.
 
 A function of `EFFECTS` takes a trainer's settings, flat dotted keys that default as the trainer's do, and a
-padded batch, and says what multiplies each token's loss. Numbers within 1e-12 of a bound count as equal to
+padded batch, and returns what multiplies each token's loss. Numbers within 1e-12 of a bound count as equal to
 it: whether a bound is part of its band is a trainer's decision, how exp(log(b)) rounds is not.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,10 +19,9 @@ from offpol_diag.presets.catalogue import load
 
 Flat = dict[str, Any]
 Array = np.ndarray
+Bound = float | None
 NEAR = 1e-12
 CATALOGUE = load()
-
-# ---------------------------------------------------------------- presets
 
 VARIED = """
 token_is@weight.lower=0.5 token_is@3 token_is@weight.action=mask token_is@loss=reinforce token_clip@0.5..2
@@ -35,6 +35,7 @@ recompute@clip.low=inf:clip.high=inf:clip.dual=inf bypass_pg_token_is@loss=surro
 bypass_pg_token_icepop@0.2..5 ipo@-0.3..0.3 dppo_tv@-0.1..0.3 dppo_tv@-0.1..0.3:reject.advantage=against
 dppo_kl@0.2:weight.action=none:loss=surrogate
 dppo_tv@-0.15..0.15:weight.action=truncate:weight.upper=1e4:loss=reinforce token_clip@2
+ipo@weight.action=truncate:weight.upper=20
 """
 """Methods of the catalogue as one trainer or another has them."""
 HARD = """
@@ -58,8 +59,6 @@ recompute@weight.action=mask:weight.upper=2:reject.statistic=mult_prob_error:rej
 BUILT_IN = {**CATALOGUE, **{one.name: one for one in map(CATALOGUE.__getitem__, VARIED.split())}}
 OWN = {one.name: one for one in map(CATALOGUE.__getitem__, HARD.split())}
 PRESETS = BUILT_IN | OWN
-
-# ---------------------------------------------------------------- padded arrays
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,22 @@ class Padded:
         """Return the maximum of each row, [B, 1]."""
         return np.where(self.mask, x, -np.inf).max(axis=1, keepdims=True)
 
+    def ratio(self, level: str, train: str = "old", clamp: float = 700.0) -> Array:
+        """Compute r of tokens, their product over the sequence, or its geometric mean, [B, L]."""
+        log = {"token": lambda x: x, "sequence": self.total, "geometric": self.mean}[level](self.gap(train))
+        return exp(log, clamp) * np.ones(self.mask.shape)
+
+    def weight(self, how: str, low: Bound, high: Bound, *of: Any) -> Array:
+        """Weigh by a ratio (`how`: see `MODES`) with its bounds; `of`: as of `ratio`."""
+        level, action, *gate = how.split()
+        w = self.ratio(level, *of)
+        clipped = np.clip(w, -np.inf if low is None else low, np.inf if high is None else high)
+        return clipped if action == "clip" else w * within(self.ratio(*gate or [level], *of), low, high)
+
+    def normalized(self, w: Array, level: str) -> Array:
+        """Divide weights by their mean over tokens, or over the means of sequences."""
+        return w / (w[self.mask].mean() if level == "token" else self.mean(w).mean())
+
 
 def padded(rows: list[dict[str, Any]]) -> Padded:
     """Pad rows of a dump, as lists, on the right."""
@@ -122,12 +137,12 @@ def exp(x: Array, bound: float = 700.0) -> Array:
     return np.exp(np.clip(x, -bound, bound))
 
 
-def over(x: Array, bound: float | None) -> Array:
+def over(x: Array, bound: Bound) -> Array:
     """Return where x is strictly above the bound; nowhere without one."""
     return np.zeros(np.shape(x), bool) if bound is None else x > bound + NEAR * abs(bound)
 
 
-def within(x: Array, low: float | None, high: float | None) -> Array:
+def within(x: Array, low: Bound, high: Bound) -> Array:
     """Return where x is in the band, its ends included."""
     return ~over(x, high) & ~over(-x, None if low is None else -low)
 
@@ -135,6 +150,28 @@ def within(x: Array, low: float | None, high: float | None) -> Array:
 def below(f: Flat, prefix: str) -> Flat:
     """Return the keys below a prefix, without it."""
     return {key.removeprefix(prefix): value for key, value in f.items() if key.startswith(prefix)}
+
+
+MODES = """
+trl: token_truncate = token clip, token_mask = token mask
+trl: sequence_truncate = sequence clip, sequence_mask = sequence mask
+ms-swift: token_truncate = token clip, token_mask = token mask
+ms-swift: sequence_truncate = geometric clip, sequence_mask = token mask geometric
+openrlhf: tis = token clip, icepop = token mask, mis = token mask geometric
+openrlhf: seq-mask-tis = token mask geometric, seq/mask = token mask geometric
+openrlhf: token/clip = token clip, token/mask = token mask
+nemo-rl: tis = token clip, icepop = token mask, seq-mask-tis = token mask geometric, None = token clip
+areal: token_truncate = token clip, token_mask = token mask
+areal: sequence_truncate = geometric clip, sequence_mask = geometric mask
+prime-rl: cispo = token clip, icepop = token mask
+"""
+"""A trainer's words for a weight = the level of its ratio, whether it is clipped at its bounds or masked (0)
+outside of them, and the level of the ratio that the bounds are compared with, if that is another."""
+MODE = {
+    (trainer, word): how
+    for trainer, modes in re.findall("^(.+): (.+)$", MODES, re.M)
+    for word, how in re.findall("([^ ,]+) = ([^,]+)", modes)
+}
 
 
 def sides(f: Flat, low: str, high: str) -> tuple[float, float]:
@@ -157,12 +194,13 @@ def verl(f: Flat, p: Padded) -> Effect:
     actor, block = below(f, "actor_rollout_ref.actor."), below(f, "algorithm.rollout_correction.")
     clip = (actor.get("clip_ratio_low", 0.2), actor.get("clip_ratio_high", 0.2))
     if not block:
-        return Effect(verl_flat(below(f, "algorithm."), p), clip=clip, denominator="kept")
-    if "rollout_token_veto_threshold" in block:
-        anchor = "rollout" if block["bypass_mode"] else "old"
-        return Effect(verl_2025(block, p), "ppo_clip", anchor, clip, "kept")
-    mode = actor.get("policy_loss.loss_mode", "ppo_clip")
-    if not block["bypass_mode"]:
+        flat = below(f, "algorithm.")
+        return Effect(verl_flat(flat, p) if flat["rollout_is"] else 1.0, clip=clip, denominator="kept")
+    bypass, mode = block["bypass_mode"], actor.get("policy_loss.loss_mode", "ppo_clip")
+    if "rollout_token_veto_threshold" in block:  # in bypass no weights and no rules, whatever is set
+        factor = 1.0 if bypass else verl_2025(block, p)
+        return Effect(factor, "ppo_clip", "rollout" if bypass else "old", clip, "kept")
+    if not bypass:
         return Effect(verl_2026(block, p, "old"), {"gpg": "reinforce"}.get(mode, mode), "old", clip, "")
     if mode != "bypass_mode":
         change, up, bound = np.exp(p.current) - np.exp(p.rollout), p.advantages > 0, clip[1]
@@ -170,16 +208,11 @@ def verl(f: Flat, p: Padded) -> Effect:
         if mode == "dppo_kl":
             gone = over(coin(p), bound) & np.where(up, change > 0, (change < 0) & (p.advantages < 0))
         cap = actor["clip_ratio_c"]
-        return Effect(np.minimum(exp(p.gap("current"), 20), cap) * ~gone, "reinforce", "rollout")
+        return Effect(np.minimum(p.ratio("token", "current", 20), cap) * ~gone, "reinforce", "rollout")
     assert below(actor, "policy_loss.rollout_correction.") == block
     assert actor["use_rollout_log_probs"] is True
     assert block["loss_type"] == "reinforce" or block["rollout_is"] is None
     return Effect(verl_2026(block, p, "current"), block["loss_type"], "rollout", clip)
-
-
-def verl_ratio(p: Padded, level: str, policy: str = "old") -> Array:
-    of = {"token": lambda x: x, "sequence": p.total, "geometric": p.mean}[level]
-    return exp(of(p.gap(policy)), 20) * np.ones(p.mask.shape)
 
 
 def no_veto(p: Padded, threshold: float | None) -> Array:
@@ -187,35 +220,37 @@ def no_veto(p: Padded, threshold: float | None) -> Array:
     return ~(over(-p.gap(), -math.log(threshold)) & p.mask).any(axis=1, keepdims=True) if threshold else True
 
 
-def verl_flat(f: Flat, p: Padded) -> Array | float:
-    if not f["rollout_is"]:
-        return 1.0
-    w, upper = verl_ratio(p, f["rollout_is_level"]), f["rollout_is_threshold"]
-    masked = np.where(within(w, f.get("rollout_is_threshold_lower") or 1 / upper, upper), w, 0.0)
-    w = np.minimum(w, upper) if f["rollout_is_mode"] == "truncate" else masked
-    return w * no_veto(p, f["rollout_is_veto_threshold"])
+def verl_flat(f: Flat, p: Padded) -> Array:
+    """0.6.0: one level, at which weights are truncated, or are 0 outside a band."""
+    level, upper, mask = f["rollout_is_level"], f["rollout_is_threshold"], f["rollout_is_mode"] == "mask"
+    band = (level if mask else None, f.get("rollout_is_threshold_lower"), upper)
+    return weighted(p, level, None if mask else upper, *band, f["rollout_is_veto_threshold"])
 
 
-def verl_2025(f: Flat, p: Padded) -> Array | float:
-    if f["bypass_mode"]:  # no weights and no rules there, whatever is set
-        return 1.0
-    w = np.minimum(verl_ratio(p, f["rollout_is"]), f["rollout_is_threshold"]) if f["rollout_is"] else 1.0
-    keep = no_veto(p, f["rollout_token_veto_threshold"])
-    if f["rollout_rs"]:
-        upper = f["rollout_rs_threshold"]
-        low = f["rollout_rs_threshold_lower"] or 1 / upper
-        keep = keep & within(verl_ratio(p, f["rollout_rs"]), low, upper)
-    return w * keep
+def verl_2025(f: Flat, p: Padded) -> Array:
+    band = (f["rollout_rs"], f.get("rollout_rs_threshold_lower"), f.get("rollout_rs_threshold"))
+    return weighted(
+        p, f["rollout_is"], f.get("rollout_is_threshold"), *band, f["rollout_token_veto_threshold"]
+    )
+
+
+def weighted(
+    p: Padded, level: str | None, cap: Bound, rejects: str | None, low: Bound, upper: Bound, veto: Bound
+) -> Array:
+    """Weigh by min(r, cap) of a level; what is outside a band of the level that `rejects` is dropped."""
+    w = p.weight(f"{level} clip", None, cap, "old", 20) if level else np.ones(p.mask.shape)
+    if rejects:
+        w = w * within(p.ratio(rejects, "old", 20), low or 1 / upper, upper)
+    return w * no_veto(p, veto)
 
 
 def verl_2026(f: Flat, p: Padded, policy: str) -> Array:
-    w, keep = np.ones(p.mask.shape), p.mask
-    if f["rollout_is"]:
-        w, bound = verl_ratio(p, f["rollout_is"], policy), f["rollout_is_threshold"]
-        text = isinstance(bound, str)
-        w = np.where(within(w, *map(float, bound.split("_"))), w, 0.0) if text else np.minimum(w, bound)
-    if f.get("rollout_is_batch_normalize"):
-        w = w / (w[p.mask].mean() if f["rollout_is"] == "token" else p.mean(w).mean())
+    w, keep, level = np.ones(p.mask.shape), p.mask, f["rollout_is"]
+    if level:
+        band = str(f["rollout_is_threshold"]).split("_")
+        action, low = ("mask", float(band[0])) if len(band) == 2 else ("clip", None)
+        w = p.weight(f"{level} {action}", low, float(band[-1]), policy, 20)
+    w = p.normalized(w, level) if f.get("rollout_is_batch_normalize") else w
     options = f["rollout_rs"].split(",") if f["rollout_rs"] else []
     thresholds = f["rollout_rs_threshold"].split(",") if options else []
     assert len(set(options)) == len(options)
@@ -233,7 +268,7 @@ def flash_rl(f: Flat, p: Padded) -> Effect:
     """A cap on the token's ratio; the rest is verl's."""
     cap = f["actor_rollout_ref.actor.tis_imp_ratio_cap"]
     rest = verl({"algorithm.rollout_is": False} | f, p)
-    return replace(rest, factor=np.minimum(exp(p.gap()), cap) if cap > 0 else 1.0, denominator="all")
+    return replace(rest, factor=np.minimum(p.ratio("token"), cap) if cap > 0 else 1.0, denominator="all")
 
 
 # ---------------------------------------------------------------- TRL, ms-swift, OpenRLHF, NeMo-RL
@@ -242,10 +277,8 @@ def flash_rl(f: Flat, p: Padded) -> Effect:
 def trl(f: Flat, p: Padded) -> Effect:
     """vllm_importance_sampling_*: a sequence's ratio is the product, unbounded before exp."""
     g = below(f, "vllm_importance_sampling_")
-    low, high = g.get("clip_min"), g.get("clip_max", g.get("cap", 3.0))
-    level, action = g.get("mode", "sequence_mask").split("_")
-    ratio = exp(p.gap() if level == "token" else p.total(p.gap())) * np.ones(p.mask.shape)
-    w = np.clip(ratio, low, high) if action == "truncate" else ratio * within(ratio, low, high)
+    how, low = MODE["trl", g.get("mode", "sequence_mask")], g.get("clip_min")
+    w = p.weight(how, low, g.get("clip_max", g.get("cap", 3.0)))
     return Effect(w if g.get("correction", True) else 1.0, *hf_loss(f))
 
 
@@ -258,19 +291,10 @@ def hf_loss(f: Flat) -> tuple[str, str, tuple[float, float | None]]:
 
 
 def ms_swift(f: Flat, p: Padded) -> Effect:
-    """_apply_rollout_importance_sampling: its sequence ratio is the geometric mean of clamped ones."""
+    """_apply_rollout_importance_sampling: its sequence ratio is the geometric mean; logs clamped to ±20."""
     mode, cap = f["rollout_importance_sampling_mode"], f["rollout_importance_sampling_threshold"]
     assert f["use_vllm"] or mode is None
-    ratio = exp(p.gap(), 20)
-    mean = exp(p.mean(np.log(ratio)))
-    weight = {
-        None: 1.0,
-        "token_truncate": np.minimum(ratio, cap),
-        "token_mask": ratio * ~over(ratio, cap),
-        "sequence_truncate": np.minimum(mean, cap) * np.ones(p.mask.shape),
-        "sequence_mask": ratio * ~over(mean, cap),
-    }
-    return Effect(weight[mode], *hf_loss(f))
+    return Effect(p.weight(MODE["ms-swift", mode], None, cap, "old", 20) if mode else 1.0, *hf_loss(f))
 
 
 def openrlhf(f: Flat, p: Padded) -> Effect:
@@ -279,32 +303,27 @@ def openrlhf(f: Flat, p: Padded) -> Effect:
     f = {key.removeprefix("actor."): value for key, value in f.items()}
     on = g["level"] != "off" if "level" in g else g.get("enable", f.get("enable_vllm_is_correction"))
     kind = g.get("type", f.get("vllm_is_correction_type"))
-    bounds = g.get("threshold", f.get("vllm_is_truncated_threshold"))
     if "level" in g:
         assert g["gating"] == "ratio"
-        kind = {("token", "clip"): "tis", ("token", "mask"): "icepop"}.get((g["level"], g["mode"]), "mis")
+        kind = f"{g['level']}/{g['mode']}"
     loss, clip = f["policy_loss_type"], f["eps_clip_low_high"]
     if loss == "gspo" or not on:
         return Effect(1.0, "gspo" if loss == "gspo" else "ppo_clip", "rollout" if on else "old", clip)
-    ratio = exp(p.gap())
-    gate = ratio if kind == "icepop" else exp(p.mean(p.gap()))
-    return Effect(np.clip(ratio, *bounds) if kind == "tis" else ratio * within(gate, *bounds), clip=clip)
+    bounds = g.get("threshold", f.get("vllm_is_truncated_threshold"))
+    return Effect(p.weight(MODE["openrlhf", kind], *bounds), clip=clip)
 
 
 def nemo_rl(f: Flat, p: Padded) -> Effect:
-    """ClippedPGLossFn, and the error mask before it."""
+    """ClippedPGLossFn, and the error mask before it; prev_logprobs are the current ones on-policy."""
     g, error = below(f, "loss_fn."), f.get("grpo.seq_logprob_error_threshold")
     sequence, on_policy = g.get("sequence_level_importance_ratios"), g.get("force_on_policy_ratio")
     assert not sequence or g["token_level_loss"] is False
     tis = below(g, "truncated_importance_sampling_")
-    kind, high, low = tis.get("type"), tis.get("ratio"), tis.get("ratio_min")
+    kind, low, high = tis.get("type"), tis.get("ratio_min"), tis.get("ratio")
     assert high is None or kind is not None
-    gap = p.gap("current" if on_policy else "old")  # prev_logprobs are the current ones then
-    weight = exp(p.total(gap) if sequence else gap) * np.ones(p.mask.shape)
-    if kind == "tis":
-        weight = np.clip(weight, low or 0.0, high)
-    elif kind in ("icepop", "seq-mask-tis"):
-        weight = weight * within(weight if kind == "icepop" else exp(p.mean(gap)), low, high)
+    how = MODE["nemo-rl", str(kind)]
+    how = how.replace("token clip", "sequence clip") if sequence else how
+    weight = p.weight(how, low, high, "current" if on_policy else "old")
     weight = weight if g["use_importance_sampling_correction"] else np.ones(p.mask.shape)
     keep = ~over(p.mean(exp(np.abs(p.gap()))), error)
     named = {"use_cispo": "cispo", "disable_ppo_ratio": "reinforce", "force_on_policy_ratio": "surrogate"}
@@ -313,23 +332,19 @@ def nemo_rl(f: Flat, p: Padded) -> Effect:
     return Effect(weight * keep, loss, "rollout" if on_policy else "old", clip, "kept" if error else "all")
 
 
-# ---------------------------------------------------------------- slime, miles, AReaL
-
-
 def slime(f: Flat, p: Padded) -> Effect:
     """--use-tis, IcePop, OPSM with --use-rollout-logprobs, and mis.py with the settings of mis.yaml."""
     estimator, bypass = f["advantage-estimator"], f["use-rollout-logprobs"]
-    path = f["custom-tis-function-path"] or ""
+    path, factor = f["custom-tis-function-path"] or "", 1.0
     assert not (bypass and f["use-tis"])
-    ratio, factor = exp(p.gap()), 1.0
     if "mis.compute_mis" in path:
         assert f["custom-config-path"] == "mis.yaml"
         factor = mis(f, p)
     elif f["use-opsm"]:
         factor = ~((p.advantages < 0) & over(-p.mean(p.gap("current")), f["opsm-delta"])) * 1.0
     elif f["use-tis"]:
-        band = (f["tis-clip-low"], f["tis-clip"])
-        factor = ratio * within(ratio, *band) if path.endswith("icepop_function") else np.clip(ratio, *band)
+        how = "token mask" if path.endswith("icepop_function") else "token clip"
+        factor = p.weight(how, f["tis-clip-low"], f["tis-clip"])
     loss = "ppo_clip" if estimator == "grpo" else estimator
     return Effect(factor, loss, "rollout" if bypass else "old", sides(f, "eps-clip", "eps-clip-high"))
 
@@ -337,39 +352,30 @@ def slime(f: Flat, p: Padded) -> Effect:
 def mis(f: Flat, p: Padded) -> Array:
     """Apply mis.yaml, which needs all of its keys; the batch mean is of weights before any rejection."""
     assert f["use_tis"] is True
-    low, high = f["tis_lower_bound"], f["tis_upper_bound"]
-    w, keep = verl_ratio(p, f["tis_level"]), np.ones(p.mask.shape, bool)
-    low = 1 / high if low is None else low
-    if f["tis_mode"] == "mask":
-        keep &= within(w, low, high)
-    else:
-        w = np.minimum(w, high) if f["tis_mode"] == "truncate" else np.clip(w, low, high)
+    level, low, high = f["tis_level"], f["tis_lower_bound"], f["tis_upper_bound"]
+    masks, veto = f["tis_mode"] == "mask", f["rs_veto_threshold"]
+    keep = weighted(p, None, None, level if masks else None, low, high, None)
     if f["use_rs"]:
-        keep &= within(verl_ratio(p, f["rs_level"]), f["rs_lower_bound"], f["rs_upper_bound"])
-        keep &= no_veto(p, f["rs_veto_threshold"])
-    if f["tis_batch_normalize"]:
-        assert f["tis_level"] != "geometric"
-        w = w / (w[p.mask].mean() if f["tis_level"] == "token" else p.mean(w).mean())
-    return w * keep
+        keep = keep * weighted(p, None, None, f["rs_level"], f["rs_lower_bound"], f["rs_upper_bound"], veto)
+    low = None if f["tis_mode"] == "truncate" else low
+    w = p.ratio(level, "old", 20) if masks else p.weight(f"{level} clip", low, high, "old", 20)
+    assert not (f["tis_batch_normalize"] and level == "geometric")
+    return (p.normalized(w, level) if f["tis_batch_normalize"] else w) * keep
 
 
 def areal(f: Flat, p: Padded) -> Effect:
     """rejection_sampling, or the cap before 1.0.4; k1 is +log r there, and k3 is that of 1/r. Or M2PO."""
     f = below(f, "actor.")
     decoupled, gap, factor = f["use_decoupled_loss"], p.gap(), 1.0
-    bypass = not decoupled and not f["recompute_logprob"]
-    g = below(f, "rejection_sampling.")
-    if "m2_threshold" in f:
+    g, moment = below(f, "rejection_sampling."), "m2_threshold" in f
+    if moment:
         assert decoupled
         assert f.get("behave_imp_weight_mode", "disabled") == "disabled"
-        squares = gap[p.mask] ** 2
-        means = np.cumsum(np.sort(squares)) / np.arange(1, squares.size + 1)
-        largest = np.sort(squares)[max(int((means < f["m2_threshold"]).sum()), 1) - 1]
-        factor = (gap**2 <= largest) * 1.0
+        squares = np.sort(gap[p.mask] ** 2)
+        means = np.cumsum(squares) / np.arange(1, squares.size + 1)
+        factor = (gap**2 <= squares[max(int((means < f["m2_threshold"]).sum()), 1) - 1]) * 1.0
     elif decoupled and "behave_imp_weight_cap" in f:
-        level, action = f["behave_imp_weight_mode"].split("_")
-        w, cap = exp(gap if level == "token" else p.mean(gap)), f["behave_imp_weight_cap"]
-        factor = np.where(over(w, cap), 0.0 if action == "mask" else cap, w) * np.ones(p.mask.shape)
+        factor = p.weight(MODE["areal", f["behave_imp_weight_mode"]], None, f["behave_imp_weight_cap"])
     elif decoupled:
         metric, low, high = g["metric"], g.get("lower"), g.get("upper", 5.0)
         sequence = g["level"] == "sequence"
@@ -377,43 +383,37 @@ def areal(f: Flat, p: Padded) -> Effect:
         assert g["action"] == "mask" or metric == "ratio"
         x = {"ratio": gap, "kl_k1": gap, "kl_k2": gap**2 / 2, "kl_k3": exp(-gap) - 1 + gap}[metric]
         x = {"sum": p.total, "mean": p.mean, "max": p.largest}[g.get("agg", "mean")](x) if sequence else x
-        x = exp(x) if metric == "ratio" else x
-        w = exp(p.mean(gap) if sequence and metric == "ratio" else gap) * np.ones(p.mask.shape)
-        factor = w * within(x, low, high) if g["action"] == "mask" else np.clip(w, low or 0.0, high)
+        w = p.ratio("geometric" if sequence and metric == "ratio" else "token")
+        keep = within(exp(x) if metric == "ratio" else x, low, high)
+        factor = w * keep if g["action"] == "mask" else np.clip(w, low or 0.0, high)
     loss = "gspo" if f.get("importance_sampling_level") == "sequence" else "ppo_clip"
     loss = "cispo" if f.get("use_cispo_loss") else loss
-    clip, moment = sides(f, "eps_clip", "eps_clip_higher"), "m2_threshold" in f
-    return Effect(factor, loss, "rollout" if bypass else "old", clip, "kept" if moment else "all")
-
-
-# ---------------------------------------------------------------- prime-rl, SkyRL, ColossalAI
+    anchor = "old" if decoupled or f["recompute_logprob"] else "rollout"
+    return Effect(factor, loss, anchor, sides(f, "eps_clip", "eps_clip_higher"), "kept" if moment else "all")
 
 
 def prime_rl(f: Flat, p: Padded) -> Effect:
     """[trainer.loss], one pass against the rollout."""
     f = below(f, "trainer.loss.")
-    ratio, change = exp(p.gap("current")), np.exp(p.current) - np.exp(p.rollout)
-    low, high = f.get("ratio_low"), f.get("ratio_high")
-    match f["type"]:
-        case "icepop":
-            return Effect(ratio * within(ratio, low, high), "reinforce", "rollout")
-        case "cispo":
-            return Effect(np.clip(ratio, low, high), "reinforce", "rollout")
-        case "ppo":
-            return Effect(1.0, "ppo_clip", "rollout", (1 - low, high - 1))
-        case "ipo":
-            keep = ~over(np.abs(change), f.get("eps", f.get("ipo_threshold", 0.3)))
-        case "default":
-            far, near = over(change, f["dppo_mask_high"]), over(-change, f["dppo_mask_low"])
-            keep = ~np.where(p.advantages > 0, far, near)
-    return Effect(np.minimum(ratio, f.get("max_importance_ratio", 1e4)) * keep, "surrogate", "rollout")
+    change, low, high = np.exp(p.current) - np.exp(p.rollout), f.get("ratio_low"), f.get("ratio_high")
+    if f["type"] in ("icepop", "cispo"):
+        return Effect(p.weight(MODE["prime-rl", f["type"]], low, high, "current"), "reinforce", "rollout")
+    if f["type"] == "ppo":
+        return Effect(1.0, "ppo_clip", "rollout", (1 - low, high - 1))
+    if f["type"] == "ipo":
+        keep = ~over(np.abs(change), f.get("eps", f.get("ipo_threshold", 0.3)))
+    else:
+        far, near = over(change, f["dppo_mask_high"]), over(-change, f["dppo_mask_low"])
+        keep = ~np.where(p.advantages > 0, far, near)
+    w = np.minimum(p.ratio("token", "current"), f.get("max_importance_ratio", 1e4))
+    return Effect(w * keep, "surrogate", "rollout")
 
 
 def skyrl(f: Flat, p: Padded) -> Effect:
     """off_policy_correction, each stage on what the last has left; or a loss against the rollout."""
     assert f["generator.sampling_params.logprobs"] == 1
     f = below(f, "trainer.algorithm.")
-    kind, current = f["policy_loss_type"], exp(p.gap("current"), 20)
+    kind, current = f["policy_loss_type"], p.ratio("token", "current", 20)
     d, c = below(f, "dppo."), below(f, "off_policy_correction.")
     cispo = (f.get("cispo.cispo_eps_clip_low", 1.0), f.get("cispo.cispo_eps_clip_high", 4.0))
     if kind == "dppo":
@@ -425,15 +425,15 @@ def skyrl(f: Flat, p: Padded) -> Effect:
         return Effect(current * ~gone, "surrogate", "rollout")
     if kind == "cispo" and f.get("cispo.cispo_anchor") == "rollout":
         return Effect(np.clip(current, 1 - cispo[0], 1 + cispo[1]), "reinforce", "rollout")
-    low, high = (c.get(f"outlier_token_is_threshold_{side}") for side in ("low", "high"))
-    ratio = exp(p.gap(), 20)
-    left = p.mask & ~(p.mask & ~within(ratio, low, high)).any(axis=1, keepdims=True)
-    left = left & within(ratio, *(c.get(f"token_mask_is_threshold_{side}") for side in ("low", "high")))
-    weight = np.ones(p.mask.shape)
+    outliers, masked = (
+        ~within(p.ratio("token", "old", 20), c.get(f"{of}_threshold_low"), c.get(f"{of}_threshold_high"))
+        for of in ("outlier_token_is", "token_mask_is")
+    )
+    left, weight = p.mask & ~(p.mask & outliers).any(axis=1, keepdims=True) & ~masked, 1.0
     if c["tis_ratio_type"] == "token":
-        weight = np.minimum(ratio, c["token_tis_ratio_clip_high"])
+        weight = np.minimum(p.ratio("token", "old", 20), c["token_tis_ratio_clip_high"])
     elif c["tis_ratio_type"] == "sequence":
-        weight = np.minimum(exp(p.total(p.gap(), left), 20), c["sequence_tis_ratio_clip_high"]) * weight
+        weight = np.minimum(exp(p.total(p.gap(), left), 20), c["sequence_tis_ratio_clip_high"])
     if metric := c.get("sequence_mask_metric"):
         name, of = {"geometric": ("geo", p.mean), "product": ("product", p.total)}[metric]
         left = left & within(exp(of(p.gap(), left), 20), c[f"{name}_mask_low"], c[f"{name}_mask_high"])
@@ -441,8 +441,7 @@ def skyrl(f: Flat, p: Padded) -> Effect:
     if kind == "importance_sampling":
         assert c["tis_ratio_type"] is None
         clip = (1.0, None)
-    loss = kind if kind in ("gspo", "cispo") else "ppo_clip"
-    return Effect(weight * left, loss, "old", clip)
+    return Effect(weight * left, kind if kind in ("gspo", "cispo") else "ppo_clip", "old", clip)
 
 
 def colossalai(f: Flat, p: Padded) -> Effect:
