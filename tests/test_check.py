@@ -27,7 +27,7 @@ RAN = ("--for", "verl", "--presets", "token_is")
 
 
 def check(dump, trainer="verl", presets="token_is", **more):
-    return offpol_diag.check(dump, trainer=trainer, presets=presets, progress=False, **more)
+    return offpol_diag.check(dump, trainer=trainer, presets=presets, **more)
 
 
 @pytest.fixture(scope="module")
