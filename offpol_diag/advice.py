@@ -17,7 +17,7 @@ from offpol_diag.diagnosis.numbers import Evidence
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Policy, catalogue
 from offpol_diag.presets.catalogue import FAMILIES
-from offpol_diag.result import Decision, Point, Recommendation, Result, curve
+from offpol_diag.result import Decision, Recommendation, Result, curve
 
 METHOD: Final = "METHOD at THRESHOLD"
 DEFAULT, THRESHOLD = "token TIS at 2.0", "2.0"
@@ -40,7 +40,6 @@ class Growth(NamedTuple):
     """How K3 grows over the steps of a dump.
 
     Attributes:
-        ends: K3 at the first step and at the last.
         thirds: median K3 of the first third of the steps and of the last.
         reward: the mean reward of both thirds where it collapses, else None.
         since: the first step from which on the interval of K3 is above `MERGE`; None where there is none, or
@@ -48,7 +47,6 @@ class Growth(NamedTuple):
         perhaps_since: the same of its value.
     """
 
-    ends: tuple[Point, Point]
     thirds: tuple[float, float]
     reward: tuple[float, float] | None
     since: str | None
@@ -58,11 +56,11 @@ class Growth(NamedTuple):
 def growth(summary: Result) -> Growth | None:
     """Return how K3 grows over the steps; None where it does not, or there are fewer than three."""
     points, steps = curve(summary, "k3"), summary.charts.steps
-    known = [(point, point.value) for point in points if point.value is not None]
+    known = [one.value for one in points if one.value is not None]
     third = len(known) // 3
     if not third or steps is None:
         return None
-    first, last = (median(value for _, value in part) for part in (known[:third], known[-third:]))
+    first, last = median(known[:third]), median(known[-third:])
     if last <= max(GROWN * first, LEAST):
         return None
 
@@ -79,7 +77,7 @@ def growth(summary: Result) -> Growth | None:
     perhaps = since([point.value for point in points])
     if surely == str(steps.first[0]):
         surely = perhaps = None
-    return Growth((known[0][0], known[-1][0]), (first, last), collapse(summary), surely, perhaps)
+    return Growth((first, last), collapse(summary), surely, perhaps)
 
 
 def collapse(summary: Result) -> tuple[float, float] | None:
@@ -149,9 +147,9 @@ RULES = (
             or _is(seen, "healthy")
             or (seen.value("k3") < least.HEALTHY_K3 and not _is(seen, "cannot_tell"))
         ),
-        "A usual token differs as little as rounding makes it: a correction has little to mend.",
-        "Simulated with a known gradient, below a K3 of 0.001: updates without a correction were 98% as well "
-        "aligned with it as those of the best correction, with token TIS at 2.0 99.5%.",
+        "A typical token differs by no more than rounding: there is little to correct.",
+        "Simulated with a known gradient, below a K3 of 0.001: uncorrected updates were 98% as well aligned "
+        "with it as those of the best correction, and those under token TIS at 2.0 99.5%.",
     ),
     Rule(
         "undecided",

@@ -185,7 +185,7 @@ def show(out: Output, function: Function, *what: Any, **asked: Any) -> Any:
     Stdout gets the summary, or the form that is to go there.
     """
     from offpol_diag.report import render
-    from offpol_diag.report.tokens import with_texts
+    from offpol_diag.report.parts import with_texts
 
     forms = {"report": out.html, "json": out.json, "md": out.md, "junit": out.junit}
     rows = {"sequences": asked.get("sequences"), "dump": asked.get("to")}  # the function writes them itself

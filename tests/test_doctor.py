@@ -76,11 +76,9 @@ def test_a_bug_comes_with_its_evidence_and_with_what_cannot_be_decided():
     assert "Examples: sequence p-1/s-<2>, position 7: log π_rollout -0.5, log π_train -4.25" in checked
     assert "✓ Looked for faults in 64 of the 5,120 sequences" in checked
     assert "? Not testable on this dump: special tokens: needs the column token_ids" in checked
-    assert texts(todo)[:2] == [
-        "After the fix, with the shift undone: K3 0.0020 → 0.0004, E[r] 1.0000 → 1.001, ESS 99.5% → 99% "
-        "(over 1,140 tokens)",
-        "Also: Stale weights. K3 at lag 2 is 0.05",
-    ]
+    assert checked[2] == "✗ Stale weights. K3 at lag 2 is 0.05."
+    assert "After it, K3 is 0.00040 nats, E[r] 1.001 and ESS 99%." in todo.sentence
+    assert "Until then, leave out the sequences with engine = 3." in todo.sentence
     drawn = terminal(make_summary(diagnosis=BUG, gates=[]), verbose=True)
     for shown in (" ".join(drawn.split()), markdown(make_summary(diagnosis=BUG, gates=[]))):
         for said in ("1,200 of 2,000 tokens; 60 of 64 sequences", "position 7"):
@@ -96,7 +94,7 @@ def test_skipped_rows_are_told_before_the_verdict(changes, gated):
     skipped = dump_facts(skipped=10, skipped_examples=["a.parquet, row 7: NaN"])
     summary = make_summary(dump=skipped, **changes, **({} if gated else {"gates": []}))
     first = answered(summary).cautions[0]
-    assert first.startswith("10 rows were skipped")
+    assert first.startswith("10 rows skipped")
     assert first.endswith("The first: a.parquet, row 7: NaN.")
 
 

@@ -188,15 +188,13 @@ def test_growth_is_no_collapse_while_the_reward_rises_and_is_told_by_steps_that_
         return grows(with_series(results["collapse"], **series))
 
     k3 = [one.value for one in results["collapse"].charts.steps.series["k3"]]
-    assert grown() == (
-        "It collapses: K3 rises from 0.00072 (step 0) to 0.73 (step 8), while the mean reward falls from "
-        "0.55 (first third) to 0.10 (last third)."
-    )
+    rises = "from the first third of the steps to the last, the median K3 rises from 0.0084 to"
+    assert grown() == f"It collapses: {rises} 0.52 and the mean reward falls from 0.55 to 0.10."
     zero = [Number(2 / 64, (0.0, 0.08))] * 3 + [Number(0.0, (0.0, 0.0))] * 6
     assert grown(reward=zero).startswith("It grows: "), "2 of 64 right answers and then none is within chance"
-    assert grown(reward=[0.1] * 8 + [0.9]) == "It grows: K3 rises from 0.00072 (step 0) to 0.73 (step 8)."
+    assert grown(reward=[0.1] * 8 + [0.9]) == f"It grows: {rises} 0.52."
     assert grown(reward=[-1.0] * 8 + [-0.6]) == grown(reward=[0.1] * 9)
-    assert grown(k3=[*k3[:-1], 1e-4], reward=[0.1] * 9).endswith("0.0084 (first third) to 0.34 (last third).")
+    assert grown(k3=[*k3[:-1], 1e-4], reward=[0.1] * 9) == f"It grows: {rises} 0.34."
 
 
 GREW = [0.001, 0.001, 0.001, 0.02, 0.01, 0.02, 0.03, 0.5, 0.6]
@@ -259,7 +257,7 @@ def test_cautions_stand_before_the_verdict_and_are_cut_where_they_are_many(at):
     notes = [f"note {i}: {'word ' * 60}" for i in range(30)]
     summary = make_summary(gates=[], dump=dump_facts(notes=notes, skipped=3, skipped_examples=["a.p, 7"]))
     drawn = at(summary).splitlines()
-    assert "! 3 rows were skipped as bad; no number here covers them. The first: a.p, 7." in drawn[:5]
+    assert "! 3 rows skipped as bad; no number here covers them. The first: a.p, 7." in drawn[:5]
     assert "! 29 more: -v" in drawn
     assert len(drawn) <= LINES
     assert all(f"! note {i}: " in at(summary, verbose=True) for i in range(30))
@@ -276,7 +274,7 @@ def test_any_result_has_an_answer(verdict):
 def test_a_curve_shows_its_shape():
     assert sparkline((0.0, 1.0, 2.0, None, 7.0)) == "▁▂▃ █"
     assert sparkline((3.0, 3.0)) == "▁▁"
-    assert {sparkline(x) for x in ((), (1.0,), (None, None), (float("nan"), float("inf"), 1.0))} == {""}
+    assert {sparkline(x) for x in ((), (1.0,), (None, None))} == {""}
 
 
 @pytest.mark.parametrize(

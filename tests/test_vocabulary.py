@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from offpol_diag.errors import UsageError
 from offpol_diag.report.page import page
-from offpol_diag.report.tokens import strips, with_texts
+from offpol_diag.report.parts import strips, with_texts
 from tests import oracles
 from tests.reading import analyze
 
@@ -46,7 +46,7 @@ def test_every_token_that_is_shown_has_its_text(summary, vocabulary):
         "4": "<blink>",
         "5": "Ã",
     }
-    shown = {x.text for one in strips(found) for x in one.tokens if not x.look.startswith("mk")}
+    shown = {x.text for one in strips(found) for x in one[1] if not x.look.startswith("mk")}
     assert shown == {"<s>", "we", "·need", "↵", "<blink>", "Ã", "6"}  # 6 is in no vocabulary
 
 
@@ -62,7 +62,7 @@ def test_the_page_shows_the_text_escaped_and_nothing_else_changes(summary, vocab
 
 
 def test_without_texts_the_worst_responses_are_a_table(summary):
-    assert strips(summary) == ()
+    assert strips(summary) == []
     drawn = page(summary)
     assert 'class="strip"' not in drawn
     assert all(one.sequence_id in drawn for one in summary.worst)

@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 from offpol_diag.advice import MERGE
 from offpol_diag.diagnosis.numbers import Evidence
-from offpol_diag.metrics import FIRST_GAP, METRICS, PAIRS, Tone, band, title, tone
+from offpol_diag.metrics import FIRST_GAP, METRICS, PAIRS, Tone, band, metric, title, tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, doubted, formatted
 from offpol_diag.report import words
@@ -38,7 +38,7 @@ def answer(result: Result) -> Answer:
         heavy=heavy(result),
         tables=tuple(one for one in _tables(result) if one.rows),
         charts=charts(result),
-        code=(("The configuration, ready to paste", given.config),) if given and given.config else (),
+        config=(given and given.config) or "",
         next=tuple(_commands(result)),
     )
 
@@ -49,8 +49,7 @@ def of_dump(result: Result, *more_cautions: str) -> partial[Answer]:
     steps = [one.key.removesuffix(".0") for one in at_steps(result)]  # of a column with rows without a step
     parts = [counted(dump.sequences, "sequence"), counted(dump.tokens, "token")]
     parts += [counted(dump.groups, "prompt")] if "group_id" in dump.columns else []
-    without = " and rows without a step" if len(steps) < len(result.at("step")) else ""
-    parts += [f"steps {steps[0]} to {steps[-1]}{without}"] if len(steps) > 1 else []
+    parts += [f"steps {steps[0]} to {steps[-1]}"] if len(steps) > 1 else []
     about, remarks = f"{name_of(dump)}: {', '.join(parts)}", (words.columns(dump),)
     return partial(Answer, about, cautions=(*cautions(dump), *more_cautions), remarks=remarks)
 
@@ -71,31 +70,31 @@ def analysis(dump: DumpFacts) -> tuple[tuple[str, str], ...]:
 
 def cautions(dump: DumpFacts) -> tuple[str, ...]:
     """Return what limits every number: skipped rows, and warnings about the data."""
-    rows = "1 row was" if dump.skipped == 1 else f"{count(dump.skipped)} rows were"
     first = f" The first: {dump.skipped_examples[0]}." if dump.skipped_examples else ""
-    left_out = (f"{rows} skipped as bad; no number here covers them.{first}",) if dump.skipped else ()
-    return (*left_out, *dump.notes)
+    skipped = f"{counted(dump.skipped, 'row')} skipped as bad; no number here covers them.{first}"
+    return (skipped, *dump.notes) if dump.skipped else (*dump.notes,)
 
 
 def headline(result: Result) -> tuple[str, str, Tone, str]:
     """Return word, sentence and tone of the verdict, and what follows: growth, or K3 of a bug."""
     given, k3, advised = result.diagnosis, result.main("k3"), result.recommendation
-    value, interval = formatted(replace(k3, note=None))
+    value, interval = formatted(k3)
     pair = f"({PAIRS[result.prefix]})" if result.prefix else ""
-    size = " ".join(filter(None, (f"K3 KL is {value} nats per token", interval, pair)))
-    if given is not None and given.verdict == "bug":
-        after = words.mended(result)
-        logged = f"As logged, {size}{after and f'; {after} after the fix'}."
-        return "BUG", words.lower(given.headline).rstrip("."), "bad", logged if k3.known else ""
-    row, unsure = band("k3", k3), given is not None and given.verdict == "cannot_tell"
+    size = " ".join(filter(None, (f"K3 KL is {value.removesuffix('*')} nats per token", interval, pair)))
+    if given and result.is_bug:
+        after = words.repaired(result)
+        logged = f"As logged, {size}{after and f'; {after} after the fix'}." if k3.known else ""
+        return "BUG", f"{given.headline[:1].lower()}{given.headline[1:]}".rstrip("."), "bad", logged
+    row = band("k3", k3)
     if row is None:
         return "", "The dump holds no pair of policies whose mismatch could be measured", "warn", ""
-    if Evidence(result).few and not (given and any(one.exact for one in given.causes)):
-        return "TOO LITTLE DATA for a verdict", f"{size} ({row.name})", "warn", words.grows(result)
     if advised and advised.rule == "identical":
         return "", "THE SAME NUMBERS TWICE: was one column copied from the other?", "warn", ""
-    bad = "warn" if unsure and tone(row.name) in ("good", "info") else tone(row.name)
-    if unsure and not result.undecided:
+    cannot_tell = given is not None and given.verdict == "cannot_tell"
+    bad = "warn" if cannot_tell and tone(row.name) in ("good", "info") else tone(row.name)
+    if Evidence(result).few and not (given and any(one.exact for one in given.causes)):
+        return "TOO LITTLE DATA for a verdict", f"{size} ({row.name})", "warn", words.grows(result)
+    if cannot_tell and not result.undecided:
         return "CANNOT TELL a bug from a mismatch", f"{size} ({row.name})", bad, words.grows(result)
     return f"{row.name.upper()} off-policy mismatch", size, bad, words.grows(result)
 
@@ -104,23 +103,22 @@ def headline(result: Result) -> tuple[str, str, Tone, str]:
 
 
 def _facts(result: Result) -> Iterator[Fact]:
-    """Yield bug, where it lies, cause or candidates, what decides between these, remedy and certainty."""
-    given, advised = result.diagnosis, result.recommendation
-    yield words.bug_or_not(result)
-    yield from words.places(result)
+    """Yield bug, where it lies, cause or candidates, remedy and certainty, and what decides."""
+    causes = result.diagnosis.causes if result.diagnosis else []
+    yield from words.bug_or_not(result)
     if result.reference is not None:
         yield reproduced(result.reference)
-    if result.is_bug:
-        yield from words.fix(result)
-        return
     if result.undecided:
-        yield from words.candidates(result.undecided)
+        yield words.candidates(result.undecided)
+    if causes and result.is_bug:
+        yield from words.fix(result, causes)
+    elif causes:
+        yield words.cause(result, causes)
+    if result.recommendation and not result.is_bug:
+        yield from words.what_to_do(result, result.recommendation)
+    if result.undecided:
+        yield Fact("Decide", result.undecided.decide)
         yield from deciding(result)
-    elif given and given.causes:
-        yield words.cause(result, given.causes)
-    if advised is not None:
-        yield words.what_to_do(result, advised)
-        yield from () if result.undecided else words.how_sure(advised)
 
 
 def _commands(result: Result) -> Iterator[tuple[str, str]]:
@@ -153,12 +151,8 @@ def heavy(result: Result) -> str:
         return ""
     lost = "ESS, χ² and E[r] cannot be estimated, and K3 may be too low"
     lost = lost if "tokens" in over else "ESS and χ² of sequences cannot be estimated"
-    return f"Heavy tail (k̂ {' and '.join(_value(result.main(f'khat_{one}')) for one in over)}): {lost}."
-
-
-def _value(number: Number) -> str:
-    """Return a number as text, without its star."""
-    return formatted(replace(number, note=None)).value
+    khats = " and ".join(formatted(result.main(f"khat_{one}")).value for one in over)
+    return f"Heavy tail (k̂ {khats}): {lost}."
 
 
 def tiles(result: Result) -> tuple[Tile, ...]:
@@ -169,55 +163,48 @@ def tiles(result: Result) -> tuple[Tile, ...]:
     found = []
     for name in TILES:
         number = result.main(name)
-        row, remark = band(name, number), below_0(name, number)
-        unjudged = row is None or result.is_bug or doubted(number) or remark
-        judged = "" if unjudged or row is None else row.name
+        row, remark = band(name, number), ""
+        if name == "chi2_token" and number.value is not None and number.value < 0:  # which no χ² is
+            chance = number.interval is not None and number.interval[1] >= 0
+            remark = "0 by its interval" if chance else "mean of r² below 1"
+        judged = row.name if row and not (result.is_bug or doubted(number) or remark) else ""
         found.append(_tile(result, name, result.prefix + name, number, band=judged, remark=remark))
     found += _rejected(result)
     khat, sequences = result.main("khat_tokens"), result.main("khat_sequences")
+    remark = f"sequences: {formatted(sequences).value}" if sequences.known else ""
     judged = "unreliable" if khat.note else "reliable"
-    remark = f"sequences: {_value(sequences)}" if sequences.known else ""
-    number = replace(khat, note=None, interval=None)
-    found.append(Tile(title("khat_tokens"), f"{result.prefix}khat_tokens", number, judged, remark))
-    reward = result.whole.get("mean_reward", Number())
-    found.append(_tile(result, "reward", "mean_reward", reward))
+    found.append(Tile("Pareto k̂", f"{result.prefix}khat_tokens", khat, judged, remark))
+    found.append(_tile(result, "reward", "mean_reward", result.whole.get("mean_reward", Number())))
     return tuple(one for one in found if one.number.known)
 
 
 def _rejected(result: Result) -> Iterator[Tile]:
     """Yield what the recommended method rejects; where that is nothing, what two masks would."""
-    given = result.recommendation
-    if result.is_bug:
-        return
-    names = dict.fromkeys((given.method if given and given.method else "", *MASKS))
-    known = {name: one for name in names if (one := result.preset(name).get("tokens_rejected"))}
-    rejecting = [name for name in known if name not in MASKS and known[name].value]
-    rejecting = rejecting or [name for name in known if name in MASKS] or [*known]
-    for name in rejecting[:1]:
-        others = (f"{one}: {formatted(known[one]).value}" for one in rejecting[1:2])
-        remark = "; ".join((name, *others))
+    method = (result.recommendation.method if result.recommendation else None) or ""
+    numbers = {name: result.preset(name).get("tokens_rejected") for name in (method, *MASKS)}
+    known = {name: number for name, number in numbers.items() if number and not result.is_bug}
+    masks = [name for name in MASKS if name in known]
+    chosen = [method] if method in known and (known[method].value or not masks) else masks[:2]
+    for name in chosen[:1]:
+        remark = "; ".join(
+            (f"by {name}", *(f"{other}: {formatted(known[other]).value}" for other in chosen[1:]))
+        )
         yield Tile("Rejected", f"{name}.tokens_rejected", replace(known[name], interval=None), "", remark)
 
 
 def _tile(result: Result, name: str, key: str, number: Number, **more: str) -> Tile:
     """Return a tile with its curve over the steps, and the ends of that."""
     points = curve(result, name)
-    known = [one for one in points if one.value is not None]
-    heights, trend = tuple[float | None, ...](), ""
+    known, heights, trend = [one for one in points if one.value is not None], list[float | None](), ""
     if len(known) > 1 and is_flat(known):
         trend = "no trend"
     elif len(known) > 1:
-        log = METRICS[name].log if name in METRICS else False
-        heights = tuple(_height(one.value, log) for one in points)
         ends = (Number(one.value, one.interval, number.unit) for one in (known[0], known[-1]))
         trend = " → ".join(formatted(one).value for one in ends)
+        heights = [one.value for one in points]
+        if metric(name).log:
+            heights = [math.log10(y) if y and y > 0 else None for y in heights]
     return Tile(title(key.removeprefix(result.prefix)), key, number, curve=heights, trend=trend, **more)
-
-
-def _height(value: float | None, log: bool) -> float | None:
-    if value is None or not log:
-        return value
-    return math.log10(value) if value > 0 else None
 
 
 def is_flat(points: Sequence[Point]) -> bool:
@@ -226,18 +213,8 @@ def is_flat(points: Sequence[Point]) -> bool:
     return len(ends) == len(points) and max(low for low, _ in ends) <= min(high for _, high in ends)
 
 
-def below_0(name: str, number: Number) -> str:
-    """Return what it means that mean(r²) − 1 is below 0, as no χ² is; empty of any other number."""
-    if not name.startswith("chi2") or number.value is None or number.value >= 0:
-        return ""
-    chance = number.interval is not None and number.interval[1] >= 0
-    return "0 by its interval" if chance else "mean of r² below 1"
-
-
 # ---------------------------------------------------------------- tables
 
-KEPT = ("ess_tokens", "tokens_rejected", "tokens_weighted")
-"""Columns of the short table of presets."""
 PRESETS = {
     "ess_tokens": "ESS, tokens",
     "ess_sequences": "ESS, sequences",
@@ -250,6 +227,8 @@ PRESETS = {
     "ppl_ratio": "PPL ratio of what is kept",
 }
 """Number of a preset → the header of its column."""
+SHOWN: dict[str, Shown] = {"step": "more", "turn": "folded"}
+"""Axis → where the table of its places stands besides the page."""
 
 
 def _tables(result: Result) -> Iterator[Table]:
@@ -257,12 +236,12 @@ def _tables(result: Result) -> Iterator[Table]:
     given = result.recommendation
     chosen = [given.method, *given.alternatives] if given and given.method and not result.is_bug else []
     some = [name for name in chosen if name in result.presets]
-    rows: list[Sequence[Cell]] = [(name, *(result.preset(name).get(key) for key in KEPT)) for name in some]
+    keys = ("ess_tokens", "tokens_rejected", "tokens_weighted")
+    rows: list[Sequence[Cell]] = [(name, *(result.preset(name).get(key) for key in keys)) for name in some]
     left = len(result.presets) - len(rows)
     more = (f"The report has {counted(left, 'more preset')}.",) if left > 0 else ()
-    yield Table(
-        "corrections", "", ("recommended first", "ESS, tokens", "rejected", "with a weight"), rows, more
-    )
+    header: Sequence[str] = ("recommended first", "ESS, tokens", "rejected", "with a weight")
+    yield Table("corrections", "", header, rows, more)
     yield presets(result, some)
     rows = [
         (one.words, Number(one.inside), Number(one.outside), Number(one.share, unit="share"), one.measure)
@@ -277,22 +256,17 @@ def _tables(result: Result) -> Iterator[Table]:
         rows = [(one.key, one.tokens, *(one.numbers.get(name) for name in names)) for one in places]
         left = max(len(rows) - MOST_PLACES, 0) + found.left_out
         more = (f"{count(left)} more places are not listed.",) if left else ()
-        shown: Shown = "more" if axis == "step" else "folded" if axis == "turn" and len(rows) > 1 else "page"
-        by = (axis, "tokens", *names)
+        by, shown = (axis, "tokens", *names), SHOWN.get(axis, "page")
         yield Table(f"by-{axis}", f"By {found.title}", by, rows[:MOST_PLACES], more, shown)
     yield replace(dropped_by_length(result, result.presets), shown="folded")
     yield pairs(result)
 
 
 def presets(result: Result, first: Sequence[str] = ()) -> Table:
-    """Return what each preset does to this batch: the recommended one, those beside it, then by kind."""
+    """Return what each preset does to this batch: the recommended one, those beside it, and all others."""
     able = {name: one for name, one in result.presets.items() if not one.needs}
-    kinds = [*dict.fromkeys(one.kind for one in able.values())]
-    others = sorted(
-        able.keys() - {*first}, key=lambda name: (kinds.index(able[name].kind), [*able].index(name))
-    )
     rows: list[Sequence[Cell]] = []
-    for name in (*first, *others):
+    for name in dict.fromkeys((*first, *able)):
         marked = f"{name} (recommended)" if first and name == first[0] else name
         rows.append((marked, able[name].method, *(result.preset(name).get(key) for key in PRESETS)))
     notes = ["χ² of the weights is mean(w²) − 1 of the final ones: below 0 where large weights are cut off."]

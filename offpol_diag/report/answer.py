@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from offpol_diag.metrics import Tone, tone
@@ -93,14 +93,9 @@ class Tile:
         return doubted(self.number)
 
     @property
-    def unit(self) -> str:
-        """The unit, beside the value."""
-        return "nats/token" if self.number.unit == "nats" else ""
-
-    @property
     def value(self) -> str:
         """The value as text, without a star."""
-        return minus(formatted(replace(self.number, note=None)).value)
+        return minus(formatted(self.number).value.removesuffix("*"))
 
     @property
     def interval(self) -> str:
@@ -123,7 +118,7 @@ class Answer:
         tiles: the headline numbers; `heavy`: which of them a heavy tail leaves unknown.
         tables: `shown` says which of them stand where.
         charts: the charts.
-        code: caption and text to paste.
+        config: the configuration to paste.
         next: label and command to go on with.
         remarks: how it was made, and what was left out.
         heading: the heading in a pull request.
@@ -140,7 +135,7 @@ class Answer:
     heavy: str = ""
     tables: tuple[Table, ...] = ()
     charts: tuple[Chart, ...] = ()
-    code: tuple[tuple[str, str], ...] = ()
+    config: str = ""
     next: tuple[tuple[str, str], ...] = ()
     remarks: tuple[str, ...] = ()
     heading: str = "offpol-diag"
@@ -169,18 +164,13 @@ class Answer:
 
 def sparkline(heights: Sequence[float | None]) -> str:
     """Return a curve in at most `MOST_TICKS` characters, blank where a height is missing."""
-    some = [
-        y if y is not None and math.isfinite(y) else None
-        for y in heights[:: max(1, math.ceil(len(heights) / MOST_TICKS))]
-    ]
+    some = heights[:: max(1, math.ceil(len(heights) / MOST_TICKS))]
     known = [y for y in some if y is not None]
     if len(known) < 2:
         return ""
-    low, half = min(known) / 2, max(known) / 2 - min(known) / 2  # halves do not overflow
-    places = (
-        None if y is None else round((len(TICKS) - 1) * (y / 2 - low) / half) if half else 0 for y in some
-    )
-    return "".join(" " if place is None else TICKS[place] for place in places)
+    low, top = min(known), len(TICKS) - 1
+    span = max(known) - low or 1.0
+    return "".join(" " if y is None else TICKS[round(top * (y - low) / span)] for y in some)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -192,14 +182,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 class Shown(NamedTuple):
-    """The parts of a cell.
-
-    Attributes:
-        text: the value.
-        interval: the interval, or empty.
-        note: a caution on the cell, shown as a footnote; of an unknown number the reason.
-        kind: `none` where it does not apply.
-    """
+    """A cell as text; `note`: a caution on it, of an unknown number the reason; `none`: it does not apply."""
 
     text: str
     interval: str = ""
@@ -215,13 +198,11 @@ def shown(cell: Cell) -> Shown:
         return Shown(cell)
     if isinstance(cell, int):
         return Shown(count(cell), kind="number")
-    value, interval = formatted(cell)
-    if not cell.known:
-        reason = ". ".join(filter(None, (value if cell.unknown else "", cell.note)))
-        return Shown("unknown" if cell.unknown else value, "", reason, "unknown")
-    return Shown(
-        minus(value), minus(interval), minus((cell.note or "").removeprefix("unreliable: ")), "number"
-    )
+    value, interval = map(minus, formatted(cell))
+    if cell.known:
+        return Shown(value, interval, minus((cell.note or "").removeprefix("unreliable: ")), "number")
+    reason = ". ".join(filter(None, (value if cell.unknown else "", cell.note)))
+    return Shown("unknown" if cell.unknown else value, "", reason, "unknown")
 
 
 def footnotes(rows: Iterable[Iterable[Shown]]) -> dict[str, int]:
@@ -234,8 +215,6 @@ def texts(table: Table) -> tuple[list[list[str]], list[str]]:
     """Return a table's cells as text, with their intervals and the numbers of their notes, and the notes."""
     rows = [[shown(cell) for cell in row] for row in table.rows]
     numbers = {note: f"({number})" for note, number in footnotes(rows).items()}
-    cells = [
-        [" ".join(filter(None, (one.text, one.interval, numbers.get(one.note)))) for one in row]
-        for row in rows
-    ]
+    parts = [[(one.text, one.interval, numbers.get(one.note)) for one in row] for row in rows]
+    cells = [[" ".join(filter(None, cell)) for cell in row] for row in parts]
     return cells, [f"{number} {note}" for note, number in numbers.items()]

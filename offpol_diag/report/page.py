@@ -47,7 +47,7 @@ def page(result: Result | Checked) -> str:
         sections, version = [*parts(result, answer)], result.run.version
     else:
         tables = tuple(table for table in answer.tables if table.shown != "always")
-        sections, version = [Part("steps", "Steps", "Steps", answer.remarks, tables=tables)], result.version
+        sections, version = [Part("steps", "Steps", answer.remarks, tables=tables)], result.version
     style, script = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     plotly, digest = library() if answer.charts else ("", "")
     environment = Environment(

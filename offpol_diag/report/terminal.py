@@ -1,8 +1,8 @@
 """An answer in a terminal: at most 36 lines of 80 columns, and with --verbose what it rests on.
 
-A short answer leaves out tables of presets, then whole sentences, those of the last paragraph first; no
-sentence is cut. Columns of a table that do not fit stand below the others. Intervals always stand with their
-numbers, and nothing depends on colour. A pipe is `PIPE_WIDTH` wide.
+An answer with headline numbers is short without tables; what is too long loses whole sentences, those of the
+last paragraph first. Columns of a table that do not fit stand below the others. Intervals always stand with
+their numbers, and nothing depends on colour. A pipe is `PIPE_WIDTH` wide.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rich.text import Text
 from offpol_diag.metrics import Tone
 from offpol_diag.numerals import minus
 from offpol_diag.printable import disarmed, printable
-from offpol_diag.report.answer import Answer, texts
+from offpol_diag.report.answer import Answer, Line, texts
 from offpol_diag.table import Table
 
 Row = tuple[str, str]
 """A line, and its style."""
-Paragraph = tuple[str, list[str], tuple[str, ...]]
+Paragraph = tuple[str, list[str], tuple[Line, ...]]
 """A label, sentences beside it, and lines of evidence below."""
 PIPE_WIDTH, PROSE_WIDTH = 120, 100
 LINES, CAUTIONS = 36, 2
@@ -66,19 +66,19 @@ def terminal(
     width = min(console.width, PIPE_WIDTH if verbose else PROSE_WIDTH)
     top, bottom = _top(answer, width, verbose), _bottom(answer, width, verbose)
     tiles = _table(answer.numbers, console, short=not verbose) if answer.tiles else []
-    shown = ("always", "more") if verbose else ("always",)
+    shown = ("always", "more") if verbose else () if tiles else ("always",)
     tables = [row for one in answer.tables if one.rows and one.shown in shown for row in _table(one, console)]
     facts: list[Paragraph] = [
-        (one.label, SENTENCES.split(one.text), tuple(map(str, one.lines)) if verbose else ())
+        (one.label, SENTENCES.split(one.text), one.lines if verbose else ())
         for one in answer.facts
         if one.text
     ]
     if tiles and not verbose:
-        room = max(LINES, LINES * 80 // console.width)  # of a narrow terminal the same text
-        room += sum(len(code.splitlines()) + 2 for _, code in answer.code)
-        room -= len(top) + len(tiles) + len(bottom)
-        tables = tables if len(_facts(facts, width)) + len(tables) <= room else []
-        _shorten(facts, room - len(tables), width)
+        room = LINES - len(top) - len(tiles) - len(bottom)
+        room += len(answer.config.splitlines()) + 2 if answer.config else 0
+        for _, sentences, _ in reversed(facts):
+            while len(sentences) > 1 and len(_facts(facts, width)) > room:
+                sentences.pop()
     return _drawn([*top, *_facts(facts, width), *tiles, *tables, *bottom], console)
 
 
@@ -100,15 +100,10 @@ def _drawn(rows: Sequence[Row], console: Console) -> str:
 
 def _text(text: str, width: int, style: str = "", label: str = "") -> list[Row]:
     """Break a text into lines beside a label."""
-    width, indent = max(width, 20 + len(label)), " " * len(label)
-    lines = textwrap.wrap(
-        printable(minus(text)),
-        width,
-        break_on_hyphens=False,
-        initial_indent=label,
-        subsequent_indent=indent,
+    wrapper = textwrap.TextWrapper(
+        max(width, 20 + len(label)), label, " " * len(label), break_on_hyphens=False
     )
-    return [(line, style) for line in lines]
+    return [(line, style) for line in wrapper.wrap(printable(minus(text)))]
 
 
 # ---------------------------------------------------------------- sentences
@@ -132,16 +127,10 @@ def _facts(facts: Sequence[Paragraph], width: int) -> list[Row]:
     last = ""
     for label, sentences, lines in facts:
         rows += _text(" ".join(sentences), width, label=f"{label if label != last else '':<{margin}}")
-        rows += [row for line in lines for row in _text(line, width, label=f"{'':<{margin}}- ")]
+        for line in lines:
+            rows += _text(str(line), width, label=f"{'':<{margin}}{'' if line.mark else '- '}")
         last = label
     return rows
-
-
-def _shorten(facts: Sequence[Paragraph], room: int, width: int) -> None:
-    """Drop sentences from the last paragraph upwards until all have room; each keeps its first."""
-    for _, sentences, _ in reversed(facts):
-        while len(sentences) > 1 and len(_facts(facts, width)) > room:
-            sentences.pop()
 
 
 def _bottom(answer: Answer, width: int, verbose: bool) -> list[Row]:
@@ -149,8 +138,8 @@ def _bottom(answer: Answer, width: int, verbose: bool) -> list[Row]:
     found = [one.title for one in answer.charts] if verbose else []
     rows: list[Row] = [("", "")] if found else []
     rows += [row for text in found for row in _text(text, width, label="• ")]
-    for caption, code in answer.code:
-        rows += [("", ""), *_text(f"{caption}:", width), *((line, "") for line in code.splitlines())]
+    config = ["", "The configuration, ready to paste:", *answer.config.splitlines()] if answer.config else []
+    rows += [(line, "") for line in config]
     rows += [("", ""), *(row for text in answer.remarks for row in _text(text, width))]
     return rows + [(f"{label:<8}{command}", "") for label, command in answer.next]
 
