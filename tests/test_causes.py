@@ -193,15 +193,6 @@ def test_what_cannot_be_explained_is_refused(words, error, hint):
     assert hint in last
 
 
-def test_a_cause_as_markdown(tmp_path):
-    ran = explain("off-by-one", "--md", str(tmp_path / "a.md"))
-    drawn = (tmp_path / "a.md").read_text(encoding="utf-8")
-    assert ran.exit_code == 0
-    assert explain("off_by_one", "--md", "-").stdout == drawn
-    assert drawn.startswith("# off_by_one\n")
-    assert "- **Look-alikes** retokenization: " in drawn
-
-
 @pytest.mark.parametrize("command", ["doctor", "analyze"])
 def test_an_answer_that_names_a_cause_ends_with_the_command_that_explains_it(command, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
