@@ -41,13 +41,13 @@ HINT = "export the curves as CSV, JSONL or Parquet with a column `step`, as W&B 
 READERS: Mapping[str, Callable[[bytes], pl.DataFrame]] = {
     ".csv": lambda data: pl.read_csv(data, infer_schema=False),
     ".parquet": pl.read_parquet,
-    ".jsonl": lambda data: pl.DataFrame(  # polars' own reader has no NaN
+    ".jsonl": lambda data: pl.from_dicts(
         [json.loads(line) for line in data.splitlines() if line.strip()],
-        infer_schema_length=None,
         strict=False,
+        infer_schema_length=None,
     ),
 }
-"""Suffix of a file of curves → its reader."""
+"""Suffix of a file of curves → its reader; polars' own of JSON lines has no NaN."""
 
 Curves = dict[str, dict[Any, float]]
 """Name → step → value; the step is None where a dump has none."""
@@ -182,6 +182,13 @@ def finite(x: float | None) -> float | None:
     return x if x is not None and math.isfinite(x) else None
 
 
+def apart(logged: float, expected: float) -> float:
+    """Return the relative difference; inf if the logged value is not finite."""
+    if not math.isfinite(logged):
+        return math.inf
+    return abs(logged - expected) / max(abs(logged), abs(expected), SMALL)
+
+
 def compared(expected: Curves, logged: Curves) -> list[Row]:
     """Compare what the dump says with the curves of the same names; what is furthest off comes first."""
     rows = []
@@ -190,13 +197,8 @@ def compared(expected: Curves, logged: Curves) -> list[Row]:
         values = logged.get(curve, {})
         if None in points and len(values) == 1:  # a dump without steps, and a curve of one
             values = {None: next(iter(values.values()))}
-        off = {
-            step: abs(values[step] - x) / max(abs(values[step]), abs(x), SMALL)
-            if math.isfinite(values[step])
-            else math.inf
-            for step, x in points.items()
-            if step in values and math.isfinite(x)
-        }
+        both = [step for step, x in points.items() if step in values and math.isfinite(x)]
+        off = {step: apart(values[step], points[step]) for step in both}
         if off:
             wrong = [step for step, share in off.items() if share > ROUNDING]
             worst = max(off, key=off.__getitem__)

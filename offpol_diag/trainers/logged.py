@@ -22,25 +22,18 @@ from offpol_diag.core.segments import Array
 from offpol_diag.core.study import Study
 from offpol_diag.core.whole_steps import WholeSteps
 from offpol_diag.dump.batch import Batch
-from offpol_diag.presets import OF_SEQUENCES, SMALLEST_NORM, Over, Preset, Reject, Veto, Weight
+from offpol_diag.presets import OF_SEQUENCES, SMALLEST_NORM, Over, Preset, Reject, Statistic, Veto, Weight
 from offpol_diag.trainers import TRAINERS as ALL_TRAINERS
 
 Logged = dict[str, float]
-EPS = 1e-8
-"""What several trainers add to a denominator."""
-SAFETY = 20.0
-"""Bound on log-ratios before exp in most trainers, nats."""
-LARGEST_K3 = math.exp(690.0)
-"""Bound on a token's k3, so that its sum stays finite."""
-PRIME_LARGEST = 1e30
-"""prime-rl's bound on a token's mismatch KL."""
+EPS, SAFETY = 1e-8, 20.0
+"""What several trainers add to a denominator; bound on log-ratios before exp in most trainers, nats."""
+LARGEST_K3, PRIME_LARGEST = math.exp(690.0), 1e30
+"""Bounds on a token's k3: so that its sum stays finite, and that of prime-rl."""
 
 
 def steps_of(batch: Batch, presets: Sequence[Preset], columns: Collection[str]) -> list[Step]:
-    """Return the rows of a step under each preset whose columns it has; `columns` are those of the dump.
-
-    Advantages are made of rewards where there are none.
-    """
+    """Return a step under each preset whose columns the dump has; advantages may be made of rewards."""
     study = Study.of(columns, presets)
     whole = WholeSteps.of_batch(study, batch)
     batch = whole.filled(batch)
@@ -89,6 +82,10 @@ class Step:
     def under(self, *rules: Reject, veto: Veto | None = None) -> Step:
         """Return the step under other rules and another veto, by default none."""
         return replace(self, preset=replace(self.preset, reject=rules, veto=veto))
+
+    def rules(self, statistic: Statistic, over: str) -> list[Reject]:
+        """Return the preset's rules on a statistic and what it is over."""
+        return [rule for rule in self.preset.reject if (rule.statistic, rule.over) == (statistic, over)]
 
     def row_sum(self, x: Array) -> Array:
         """Sum over the tokens of each row, or count flags, [T] → [S]."""
@@ -225,9 +222,7 @@ def verl(s: Step, generation: str) -> Logged:
     if g.applied and preset.policy == "old":
         p, q = np.exp(s.train), np.exp(s.batch.rollout)
         found |= ends("training/rollout_probs_diff_*", abs(p - q), "max mean std")
-        p, q = p - mean(p), q - mean(q)
-        vary = np.sqrt(mean(p * p) * mean(q * q))
-        found["training/rollout_actor_probs_pearson_corr"] = mean(p * q) / vary if vary > 0 else math.nan
+        found["training/rollout_actor_probs_pearson_corr"] = np.corrcoef(p, q)[0, 1]
         found["training/rollout_probs_diff_valid"] = 1.0
     if g.applied and s.batch.current is not None and s.batch.advantages is not None:
         loss, kl = s.tokens.loss(s.loss), s.tokens.loss_kl(s.loss.anchor, s.loss.kl_within)
@@ -361,8 +356,8 @@ def ms_swift(s: Step) -> Logged:
     found["chi2_token"] = mean(np.exp(s.held) ** 2) - 1
     found["chi2_seq"] = mean(np.exp(-2 * gap.clip(-SAFETY, SAFETY))) - 1
     if weight is not None:
-        gates = [rule.upper for rule in s.preset.reject if (rule.statistic, rule.over) == ("ratio", "mean")]
-        bound = weight.upper or next(iter(gates), None) or math.inf
+        gates = s.rules("ratio", "mean")
+        bound = weight.upper or next((rule.upper for rule in gates), None) or math.inf
         above, w = s.tokens.aggregate("ratio", s.preset.policy, "mean", SAFETY) > math.log(bound), s.weights
         of_rows = weight.over != "token" or (weight.upper is None and bool(gates))
         if of_rows and not s.by_row:  # sequence_mask multiplies the ratios of tokens by 0 or 1
@@ -451,8 +446,8 @@ def slime_weights(s: Step, weight: Weight) -> Logged:
 
 def nemo_rl(s: Step) -> Logged:
     """NeMo-RL 7ea279abf (loss_functions.py, grpo.py): nothing is clamped; the error mask comes first."""
-    b, weight, rules = s.batch, s.preset.weight, s.preset.reject
-    masked = s.under(*(rule for rule in rules if rule.statistic == "mult_prob_error" and not rule.on_tokens))
+    b, weight = s.batch, s.preset.weight
+    masked = s.under(*s.rules("mult_prob_error", "mean"))
     left, rows, times = masked.kept, s.filled & masked.kept_rows, np.exp(abs(s.delta))
     tokens, lost, error = s.lengths[rows].sum() + EPS, s.filled & ~rows, s.row_mean(times)
     gaps = {
@@ -471,7 +466,7 @@ def nemo_rl(s: Step) -> Logged:
     total = s.of_units[s.row_sum(s.kept) > 0].sum() if s.by_row else w[s.kept].sum()
     units = tokens if weight is None or weight.over == "token" else rows.sum() + EPS
     found["sampling_importance_ratio"] = total / units
-    gates = [rule for rule in rules if (rule.statistic, rule.over) == ("ratio", "mean")]
+    gates = s.rules("ratio", "mean")
     if gates:  # seq-mask-tis counts rows
         found["is_oob_ratio"] = (rows & ~s.under(*gates).kept_rows).sum() / (rows.sum() + EPS)
     elif weight is not None and weight.action in ("truncate", "mask"):
@@ -525,8 +520,7 @@ def prime_rl(s: Step) -> Logged:
     rows = {"masked_mismatch_kl": s.row_mean(x, lost), "unmasked_mismatch_kl": s.row_mean(x, s.kept)}
     rows["is_masked"] = s.row_mean(lost)
     # `ipo`, whose mask does not depend on the advantage, logs less
-    if any(rule.statistic == "prob_diff" and rule.advantage != "any" for rule in s.preset.reject):
-        assert a is not None
+    if a is not None and any(rule.advantage != "any" for rule in s.rules("prob_diff", "token")):
         for word, sign, flags in (("low", "negative", a < 0), ("high", "positive", a > 0)):
             rows[f"is_masked_{word}"] = s.row_mean(lost & flags)
             rows[f"masked_advantage_{sign}"] = s.row_mean(flags, lost)
@@ -586,17 +580,16 @@ def skyrl_corrections(s: Step) -> Logged:
     if weight is not None and weight.over == "sum":
         found["tis_seq_clip_high_ratio"] = mean(beyond(total, weight.upper))
     for name, over, x in (("geo", "mean", of_left), ("product", "sum", total)):
-        for rule in (one for one in p.reject if (one.statistic, one.over) == ("ratio", over)):
+        for rule in s.rules("ratio", over):
             above, below = mean(beyond(x, rule.upper)), mean(beyond(x, rule.lower, below=True))
             shares = {"masked": above + below, "over_high": above, "under_low": below}
             found |= {f"{name}_sequence_mask_{word}_ratio": share for word, share in shares.items()}
     return found
 
 
-BY_NAME = (trl, ms_swift, openrlhf, nemo_rl, areal, prime_rl, skyrl)
 LOGS: Mapping[str, Callable[[Step], Logged]] = {
     **{f"verl-{one}": partial(verl, generation=one) for one in GENERATIONS},
-    **{one.__name__.replace("_", "-"): one for one in BY_NAME},
+    **{f.__name__.replace("_", "-"): f for f in (trl, ms_swift, openrlhf, nemo_rl, areal, prime_rl, skyrl)},
     "slime": partial(slime, helper=False),
     "slime-mis": partial(slime, helper=True),
     "miles": partial(slime, helper=False, fork=True),
@@ -608,15 +601,12 @@ TRAINERS = tuple(one for one in ALL_TRAINERS if one == "verl" or one in LOGS)
 
 
 def log_of(trainer: str, generation: str, preset: Preset) -> str:
-    """Return which of `LOGS` a trainer, of a generation if it is verl, has under a preset.
-
-    slime and miles take the MIS helper for what their flags cannot say.
-    """
+    """Return the key of `LOGS`; slime and miles take the MIS helper for what their flags cannot say."""
     weight, kinds = preset.weight, [(rule.statistic, rule.over) for rule in preset.reject]
     if trainer == "verl":
         return f"verl-{generation}"
     if trainer not in ("slime", "miles") or weight is None:
         return trainer
-    plain = weight.over == "token" and not weight.normalize and preset.veto is None
-    by_flags = not kinds or (kinds == [("ratio", "token")] and weight.action == "none")
-    return trainer if plain and by_flags else f"{trainer}-mis"
+    band = kinds == [("ratio", "token")] and weight.action == "none"
+    helper = weight.over != "token" or weight.normalize or preset.veto is not None or (kinds and not band)
+    return f"{trainer}-mis" if helper else trainer

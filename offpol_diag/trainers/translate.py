@@ -116,15 +116,15 @@ def trainers_for(preset: Preset, trainers: Iterable[str] = TRAINERS) -> tuple[st
 def nearest_preset(preset: Preset, trainer: str) -> str:
     """Return the preset with most of this one's parts, and no others, that the trainer can say; else ""."""
 
-    def kinds(one: Preset) -> set[tuple[object, ...]]:
-        weight = {(one.weight.over, one.weight.action, one.weight.normalize)} if one.weight else set()
+    def kinds(one: Preset) -> set[object]:
+        weights = {(one.weight.over, one.weight.action, one.weight.normalize)} if one.weight else set()
         rules = {(rule.statistic, rule.over, rule.advantage) for rule in one.reject}
-        return weight | rules | ({("veto",)} if one.veto else set())
+        return {*weights, *rules, *(["veto"] if one.veto else [])}
 
-    candidates = [one for one in catalogue.load().values() if one.policy == preset.policy]
-    candidates = [one for one in candidates if kinds(one) and kinds(one) <= kinds(preset)]
-    candidates.sort(key=lambda one: len(kinds(one)), reverse=True)
-    return next((one.name for one in candidates if trainers_for(one, (trainer,))), "")
+    parts = {one: kinds(one) for one in catalogue.load().values() if one.policy == preset.policy}
+    fewer = [one for one in parts if parts[one] and parts[one] <= kinds(preset)]
+    fewer.sort(key=lambda one: -len(parts[one]))
+    return next((one.name for one in fewer if trainers_for(one, (trainer,))), "")
 
 
 def configured(preset: Preset, trainer: str) -> Config:
@@ -168,9 +168,6 @@ def configured(preset: Preset, trainer: str) -> Config:
 def as_numbers(version: str) -> tuple[int, ...]:
     """Return a version, or a date, as numbers: 0.9.1 is before 0.10.2, and that before 2026-09."""
     return tuple(map(int, re.findall(r"\d+", version)))
-
-
-# ---------------------------------------------------------------- the rows of one form
 
 
 def block(preset: Preset, form: Table) -> tuple[Settings, str, list[str]]:
@@ -309,9 +306,6 @@ def worded(part: Part) -> str:
     return f"the veto on {in_words.veto(part)}"
 
 
-# ---------------------------------------------------------------- the clip, and what no key sets
-
-
 def clip_settings(preset: Preset, keys: Table) -> Settings:
     """Return the clip of the loss where it is not the trainer's default; no lower bound is 1, as r > 0.
 
@@ -367,8 +361,6 @@ def differences(preset: Preset, guards: Table) -> Iterator[str]:
     if (preset.reject or preset.veto) and denominator not in ("", preset.denominator):
         yield DENOMINATORS[denominator]
 
-
-# ---------------------------------------------------------------- expressions
 
 FUNCTIONS: Mapping[str, Any] = {
     "num": number,

@@ -18,8 +18,6 @@ RESERVED = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n
 """Words that a YAML reader takes for something else than a string."""
 SMALL, LARGE = 1e-3, 1e6
 """Sizes between which a number is written without an exponent."""
-TITLES = {"yaml": "as YAML", "hydra": "as overrides"}
-"""Title of a block that has the settings in a second language."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +33,9 @@ class Snippet:
 
 
 def snippets(settings: Settings, trainer: Mapping[str, Any], **said: Any) -> Iterator[Snippet]:
-    """Yield the settings in each language of a trainer's table; those of a file of its own come first.
+    """Yield the settings in each language of a trainer's table, with what is `said` of all blocks.
 
-    Args:
-        settings: keys of the trainer with their values.
-        trainer: the trainer's table, with `write`, and where they apply `added` and `call`.
-        said: what all blocks say: `versions`, `read`.
+    Settings that belong in a file of their own come first.
     """
     apart = {key: value for key, value in settings.items() if "/" in key}
     if apart:
@@ -49,7 +44,7 @@ def snippets(settings: Settings, trainer: Mapping[str, Any], **said: Any) -> Ite
         yield Snippet("yaml", text, file=file, **said)
     own = {key: value for key, value in settings.items() if key not in apart}
     for at, language in enumerate(trainer["write"]):
-        title = TITLES[language] if at else language if apart else ""
+        title = {"yaml": "as YAML", "hydra": "as overrides"}[language] if at else language if apart else ""
         yield Snippet(language, WRITERS[language](own, trainer) if own else "", title, **said)
 
 
