@@ -45,7 +45,9 @@ def test_states_are_merged_in_the_order_of_the_rows_whichever_is_done_first(tmp_
         return Look(tmp_path)(batch)
 
     threads = Threads(3, lambda *how: reported.append(how))
-    found = threads.reduce(opened(dump(tmp_path), batch_tokens=50), slow, (Ids, picked.extend))
+    found = threads.reduce(
+        opened(dump(tmp_path), batch_tokens=50), slow, lambda ids: picked.extend(ids) or ids
+    )
     assert [*found] == picked == [row["sequence_id"] for row in sequences()]
     assert (reported, reported[-1]) == (sorted(reported), (40, 40))
 
@@ -124,8 +126,8 @@ def test_a_name_means_the_devices_that_are_there_and_work(name, count, broken, a
 
 def test_auto_starts_no_gpu_for_a_small_dump_or_that_is_hidden_or_without_torch(monkeypatch):
     gpus(monkeypatch, 1)
-    assert [answered(one, worth=False) for one in ("auto", "cuda")] == ["cpu", "cuda:0"]
-    assert [named.worth_a_gpu(tokens, 207) for tokens in (1e5, 1e7)] == [False, True]
+    assert [answered(one, tokens=1e5, presets=207) for one in ("auto", "cuda")] == ["cpu", "cuda:0"]
+    assert answered("auto", tokens=1e7, presets=207) == "cuda:0"
     monkeypatch.setitem(sys.modules, "torch", None)
     assert answered("auto").startswith("cpu, no GPU is used: import of torch halted")
     assert answered("cuda").startswith("device 'cuda': import of torch halted")
@@ -145,7 +147,7 @@ def test_threads_take_gpus_in_turn(tmp_path):
 
     def job(_):
         barrier.wait()
-        return Ids([machine.own(("cuda:0", "cuda:1"))])
+        return Ids([machine.device_of_thread(("cuda:0", "cuda:1"))])
 
     found = Threads(3).reduce(opened(write(tmp_path / "a.parquet"), batch_tokens=2), job)
     assert sorted(found) == ["cuda:0", "cuda:0", "cuda:1"]

@@ -47,9 +47,7 @@ def test_a_divergence_is_what_mpmath_says(name):
         assert y == pytest.approx(float(x), rel=1e-14, abs=room), (delta, rollout)
 
 
-@pytest.mark.parametrize(
-    ("upper", "cut"), [(10.0, math.inf), (2.0, 8.0), (1.5, 2.0), (0.5, math.nextafter(1.0, math.inf))]
-)
+@pytest.mark.parametrize(("upper", "cut"), [(10.0, math.inf), (2.0, 8.0), (1.5, 2.0), (0.5, 2.0)])
 def test_the_largest_of_a_batch_are_cut_until_the_mean_of_the_rest_is_below_the_bound(upper, cut):
     values = np.array([8.0, 1.0, 2.0, 1.0, 2.0])
     assert formulas.batch_cut(values, upper) == formulas.batch_cut(torch.from_numpy(values), upper) == cut

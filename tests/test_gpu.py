@@ -58,7 +58,7 @@ def test_tensors_of_the_cpu_have_the_numbers_of_arrays(batch):
         for one in found
     )
     assert same(here, there)
-    assert same(*(one.rows.to_pydict() for one in found))
+    assert same(*(one.rows[0].to_pydict() for one in found))
 
 
 @pytest.mark.parametrize("device", [gpu("cuda:0")])

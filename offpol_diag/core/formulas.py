@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from offpol_diag.core.segments import Array, counting, namespace, next_above, sort
+from offpol_diag.core.segments import Array, namespace, sort
 
 LARGEST = 345.0
 """|log-ratio| that is exponentiated at most: e^(2 · 345) is still a float64."""
@@ -147,8 +147,8 @@ def binary_kl_larger(log_ratio: Array, log_rollout: Array) -> Array:
 def batch_cut(values: Array, upper: float, many: int = 0, total: float = 0.0) -> Array:
     """Find the value from which on the largest are dropped, so that the mean of the rest is below `upper`.
 
-    The smallest of all is never dropped; inf where none need be. What is below `upper` never has to go, so
-    that its number and sum may stand for it.
+    It is inf where none need be dropped. The smallest of all never is, nor is a value below `upper`, so that
+    the number and sum of such values may stand for them.
 
     References: M2PO, Zheng et al. 2025: second-moment trust policy optimization.
 
@@ -160,12 +160,12 @@ def batch_cut(values: Array, upper: float, many: int = 0, total: float = 0.0) ->
 
     Returns: [] float64; of tensors the host waits for it.
     """
-    rising = sort(values)
-    fine = total + rising.cumsum(0) < upper * (many + counting(rising))  # the mean of the first 1, 2, …
-    kept = int(fine.sum())
+    rising, xp = sort(values), namespace(values)
+    counts = many + xp.ones_like(rising).cumsum(0)
+    kept = int((total + rising.cumsum(0) < upper * counts).sum())  # means of the first 1, 2, … rise
     if kept == 0 and many == 0:
-        return next_above(rising[:1])[0]
-    return rising[kept] if kept < len(rising) else namespace(rising).full_like(rising[0], math.inf)
+        rising = rising[rising > rising[0]]
+    return rising[kept] if kept < len(rising) else xp.ones_like(values[0]) * math.inf
 
 
 # ---------------------------------------------------------------- Policy losses

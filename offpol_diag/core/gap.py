@@ -29,10 +29,11 @@ from offpol_diag.core.intervals import (
     mean,
     spread,
 )
-from offpol_diag.core.segments import CPU, Array, Segments, extremes, sent
+from offpol_diag.core.segments import Array, Segments, extremes, sent
 from offpol_diag.core.sums import LARGEST_SUM, Sums
 from offpol_diag.dump.batch import Batch
 from offpol_diag.presets import Policy
+from offpol_diag.run.devices import CPU
 
 FACTORS = {"f_1_1": 1.1, "f_2": 2.0, "f_5": 5.0, "f_10": 10.0}
 """Name of F(τ) = P(|Δ| > ln τ) → τ."""

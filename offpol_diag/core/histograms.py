@@ -99,7 +99,7 @@ THRESHOLDS = (
 )
 """Thresholds b of rules on tokens."""
 FAR = math.log(THRESHOLDS[0])
-"""Smallest |Δ| above which tokens are looked at one by one."""
+"""|Δ| up to which tokens are between the smallest thresholds."""
 EDGES = np.concatenate((-np.log(THRESHOLDS[::-1]), np.log(THRESHOLDS)))
 """Logarithms of 1/b and b, rising."""
 LIKELY, UNLIKELY = 0.9, 0.5
@@ -148,27 +148,19 @@ def observe(terms: Terms) -> State:
         size += synced * np.int16(many)
         in_sync += np.bincount(index(terms.log_ratio), synced, SIZE)
 
-    far, near = np.flatnonzero(terms.abs_log_ratio > FAR), np.ones_like(terms.ratio_minus_1)
-    near[far] = 0.0  # what is near is summed without what is far, which may be larger by e^300
-    between, near_r1 = np.zeros((4, len(EDGES) + 1)), near * terms.ratio_minus_1
-    between[:, len(THRESHOLDS)] = [
-        x.sum() for x in (near, near_r1, near_r1 * terms.ratio_minus_1, near * terms.k3)
-    ]
-    delta, r1, k3, q, p = (
-        x[far] for x in (terms.log_ratio, terms.ratio_minus_1, terms.k3, terms.log_rollout, terms.log_train)
-    )
-    at = np.searchsorted(EDGES, delta, side="right")
-    for row, x in zip(between, (np.ones_like(r1), r1, r1 * r1, k3), strict=True):
-        row += np.bincount(at, x, len(row))
-    lost = (q > math.log(LIKELY)) & (p < math.log(UNLIKELY))
-    there = batch.lengths[batch.lengths > 0]
+    far, at = np.flatnonzero(terms.abs_log_ratio > FAR), np.full(batch.tokens, len(THRESHOLDS))
+    at[far] = np.searchsorted(EDGES, terms.log_ratio[far], side="right")
+    r1, k3 = terms.ratio_minus_1, terms.k3
+    between = np.stack([np.bincount(at, x, len(EDGES) + 1) for x in (None, r1, r1 * r1, k3)])
+    lost = (terms.log_rollout > math.log(LIKELY)) & (terms.log_train < math.log(UNLIKELY))
+    lengths = batch.lengths[batch.lengths > 0]
     counts = {
         "density": np.bincount(both, minlength=BINS**2),
         "noise": np.bincount(size, minlength=2 * many),
         "in_sync": in_sync,
         "between": between,
         "corner": np.array([lost.sum(), k3[lost].sum()]),
-        "lengths": np.bincount((8 * np.log2(there)).astype(np.int64), minlength=len(LENGTHS) - 1),
+        "lengths": np.bincount((8 * np.log2(lengths)).astype(np.int64), minlength=len(LENGTHS) - 1),
     }
     return State(counts={name: x.astype(np.float64) for name, x in counts.items()})
 

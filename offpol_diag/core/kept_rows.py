@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,27 +29,24 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Records:
-    """The rows of highest score, falling; equal scores are ordered by the fields, in their order, as text.
-
-    A row stands behind what it is ordered by, which is made once.
-    """
+    """The rows of highest score, falling; equal scores are ordered by the fields, in their order, as text."""
 
     most: int
-    rows: tuple[tuple[float, tuple[str | bytes, ...], Row], ...]
+    rows: tuple[tuple[float, Row], ...] = ()
+
+    def merge(self, other: Records) -> Records:
+        """Keep the best of both."""
+
+        def order(scored: tuple[float, Row]) -> tuple[float, list[str | bytes]]:
+            score, row = scored
+            return -score, [x.tobytes() if isinstance(x, np.ndarray) else repr(x) for x in row.values()]
+
+        return Records(self.most, tuple(sorted(self.rows + other.rows, key=order)[: self.most]))
 
     @classmethod
     def of(cls, most: int, scored: Iterable[tuple[float, Row]]) -> Records:
         """Keep the best of some rows."""
-
-        def text(x: Any) -> str | bytes:
-            return x.tobytes() if isinstance(x, np.ndarray) else repr(x)
-
-        rows = tuple((-score, tuple(map(text, row.values())), row) for score, row in scored)
-        return cls(most, ()).merge(cls(most, rows))
-
-    def merge(self, other: Records) -> Records:
-        """Keep the best of both."""
-        return Records(self.most, tuple(sorted(self.rows + other.rows, key=itemgetter(0, 1))[: self.most]))
+        return cls(most).merge(cls(most, tuple(scored)))
 
     def read(self, kind: type[M]) -> list[M]:
         """Return the rows, best first; log-probs of a sequence's tokens to 5 digits."""
@@ -60,7 +56,7 @@ class Records:
                 return x
             return [float(f"{one:.5g}") for one in x.tolist()] if x.dtype == np.float64 else x.tolist()
 
-        return [kind(**{name: plain(x) for name, x in row.items()}) for *_, row in self.rows]
+        return [kind(**{name: plain(x) for name, x in row.items()}) for _, row in self.rows]
 
 
 # ---------------------------------------------------------------- worst sequences
@@ -119,12 +115,6 @@ def _sequence(terms: Terms, at: int, k3_mean: Array) -> Row:
     }
 
 
-def worst(state: State) -> list[WorstSequence]:
-    """Read the worst sequences."""
-    found: list[WorstSequence] = state.records["worst"].read(WorstSequence)
-    return found
-
-
 # ---------------------------------------------------------------- the sample of the diagnosis
 
 ROOM = 1 << 18
@@ -167,21 +157,30 @@ class Sample:
         batch, lengths = terms.tokens.batch, terms.tokens.batch.lengths
         given, there = batch.scalars.get("step", [None] * batch.sequences), np.flatnonzero(lengths)
         step = np.array([one % STEPS if isinstance(one, int) else 0 for one in given], np.int64)
+        sign = None if batch.advantages is None else np.sign(batch.advantages) + 1
         values = {
             "q": terms.log_rollout,
             "p": terms.log_train,
             "position": batch.position,
             "turn": batch.turn,
+            "token_ids": batch.token_ids,
+            "entropy": batch.entropy,
+            "reference": batch.reference,
+            "sign": sign,
         }
-        more = {"token_ids": batch.token_ids, "entropy": batch.entropy, "reference": batch.reference}
-        more["sign"] = None if batch.advantages is None else np.sign(batch.advantages) + 1
-        values |= {name: x for name, x in more.items() if x is not None}
+        values = {name: x for name, x in values.items() if x is not None}
         scalars = batch.scalars | ({} if batch.rewards is None else {"rewards": batch.rewards.tolist()})
         order = _hashes(batch, terms.log_rollout, terms.log_train)
         rows = np.stack((step, groups.view(np.int64), order, lengths, lengths + batch.masked))
         costs = np.bincount(step[there], lengths[there] + EACH, STEPS).astype(np.int64)
         found = cls(rows, values, scalars, costs)._at(there)
-        return found._at(found._kept)._digested
+        found = found._at(found._kept)
+        if PROMPT_IDS in found.scalars:  # equal digests are equal prompts
+            found.scalars[PROMPT_IDS] = [
+                prompt if prompt is None else blake2b(prompt.astype(np.int64).tobytes()).hexdigest()[:16]
+                for prompt in found.scalars[PROMPT_IDS]
+            ]
+        return found
 
     @property
     def lengths(self) -> Array:
@@ -224,17 +223,6 @@ class Sample:
         values = {name: x[tokens] for name, x in self.values.items()}
         scalars = {name: [x[i] for i in at.tolist()] for name, x in self.scalars.items()}
         return Sample(self.rows[:, at], values, scalars, self.costs)
-
-    @property
-    def _digested(self) -> Sample:
-        """The same with digests of prompts, equal for equal ones only."""
-        prompts = self.scalars.get(PROMPT_IDS)
-        if prompts is None:
-            return self
-        digests = [
-            x if x is None else blake2b(x.astype(np.int64).tobytes()).hexdigest()[:16] for x in prompts
-        ]
-        return replace(self, scalars=self.scalars | {PROMPT_IDS: digests})
 
     def read(self) -> Sample:
         """Return the sample, in the order of the sequences' hashes, with plain numbers and texts as scalars.

@@ -9,10 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -43,26 +42,26 @@ from offpol_diag.dump.read import Dump, Progress
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.result import DumpFacts, Result, Run
-from offpol_diag.run.devices import CPU, ON_CPU, Choice, devices, worth_a_gpu
+from offpol_diag.run.devices import CPU, Choice, devices
 from offpol_diag.run.ray import Engine, connected
-from offpol_diag.run.threads import Threads, own, peak_rss
+from offpol_diag.run.threads import Threads, device_of_thread, peak_rss
 
 # ---------------------------------------------------------------- one batch
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What a part of a dump leaves: its state, and a row of each sequence where they are written."""
+    """What a part of a dump leaves: its state, and a row of each sequence where they are to be written."""
 
     state: State
-    rows: pa.Table | None = None
+    rows: tuple[pa.Table, ...] = ()
 
     def merge(self, other: Observed) -> Observed:
-        """Add the state of another part; rows have been written before."""
+        """Add what another part leaves."""
         state = self.state.merge(other.state)
         if (steps := state.tables.get(PREFIX + STEP)) is not None:
             refuse_steps(len(steps.labels))
-        return Observed(state)
+        return Observed(state, self.rows + other.rows)
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class Observe:
     def __call__(self, batch: Batch) -> Observed:
         """Compute the columns of a batch's sequences, [S] each, and what each part of the core keeps."""
         refuse_steps(len(set(batch.steps)))
-        study, device = self.study, own(self.devices)
+        study, device = self.study, device_of_thread(self.devices)
         whole = self.whole or WholeSteps.of_batch(study, batch)
         batch, presets = whole.filled(batch), study.presets
         groups, cut = groups_of(batch.key, batch.steps), partial(whole.cut, batch)
@@ -116,7 +115,7 @@ class Observe:
         tables |= charts.observe(main, study.drifts, pieces[0], columns, kept, buckets)
         states.append(preset_numbers.observe(of_presets, presets, buckets, batch.steps))
         every = [preset for preset in presets if preset not in study.normalised]
-        columns |= preset_numbers.of_presets(of_presets, every)
+        columns |= preset_numbers.added(of_presets, every)
         tables |= {
             "dump": Table.of(columns, buckets),
             breakdowns.PREFIXES: breakdowns.prefixes(main, buckets),
@@ -124,7 +123,7 @@ class Observe:
         if study.by_step:
             tables["steps"] = Table.of(columns, buckets, batch.steps)
         counts = {"masked": np.array([batch.masked.sum()], np.float64)}
-        rows = table(tokens, study.main, presets, columns | of_presets) if self.rows else None
+        rows = (table(tokens, study.main, presets, columns | of_presets),) if self.rows else ()
         return Observed(State.joined(*states, State(tables=tables, counts=counts, ranges=ranges)), rows)
 
 
@@ -194,13 +193,13 @@ def examine(
     asked = {"group_by": tuple(group_by), "by_step": tuple(by_step), "seed": seed, "against": against}
     study = Study.of(dump.columns, chosen, lag_0=lag_0, **asked)
     if engine == "local":
-        choice = devices(device, worth_a_gpu(dump.tokens, len(study.presets)))
+        choice = devices(device, dump.tokens, len(study.presets))
     else:  # each task that has a GPU sees no other; the engine refuses cuda:N
-        choice = ON_CPU if device in ("auto", CPU) else Choice((device,))
+        choice = Choice() if device in ("auto", CPU) else Choice((device,))
     with running(engine, choice, threads, progress) as runs, SequenceWriter.open(sequences) as writer:
         whole = read_whole_steps(runs, dump, study)
         job = Observe(study, whole, writer is not None, choice.devices)
-        found = runs.reduce(dump, job, (attrgetter("rows"), writer.write) if writer else None)
+        found = runs.reduce(dump, job, partial(written, writer) if writer else None)
         if found is None:
             raise DumpError("the dump has no sequence", "check that its writer was closed")
         if writer:
@@ -219,6 +218,13 @@ def examine(
         seconds={"total": time.perf_counter() - began},
     )
     return Examined(study, found.state, chosen, facts, run)
+
+
+def written(writer: SequenceWriter, found: Observed) -> Observed:
+    """Write the rows of a part of the dump."""
+    for rows in found.rows:
+        writer.write(rows)
+    return replace(found, rows=())
 
 
 def running(

@@ -17,6 +17,7 @@ import numpy as np
 
 from offpol_diag.core.evaluate import may_be_zero, multiplies_loss
 from offpol_diag.core.intervals import ABOVE_MINUS_ONE, POSITIVE, Formula, Lookup, Reader, mean
+from offpol_diag.core.segments import extremes
 from offpol_diag.core.state import Array, State, Table
 from offpol_diag.core.sums import Columns, Sums
 from offpol_diag.number import Numbers
@@ -38,11 +39,11 @@ def columns(tokens: Sums, presets: Sequence[Preset]) -> Columns:
     """
     losses, found = tokens.advantages is not None and "current" in tokens.log_probs, Columns()
     for preset in presets:
-        made = tokens.of_preset(preset, losses)
-        made["own"] = made["kept"] if preset.denominator == "kept" else tokens.sequences.n
-        if preset.weight is not None and normalised(preset):
-            made |= tokens.of_norm(preset.policy, preset.weight)
-        found |= {f"{preset.name}|{name}": x for name, x in made.items()}
+        sums = tokens.of_preset(preset, losses)
+        sums["own"] = sums["kept"] if preset.denominator == "kept" else tokens.sequences.n
+        if preset.weight is not None and preset.weight.normalize:
+            sums |= tokens.of_norm(preset.policy, preset.weight)
+        found |= {f"{preset.name}|{name}": x for name, x in sums.items()}
     return found
 
 
@@ -51,36 +52,36 @@ def one_column(columns: Columns, name: str, presets: Sequence[Preset]) -> Column
     return {key: columns[key] for key in (f"{preset.name}|{name}" for preset in presets)}
 
 
-def of_presets(columns: Columns, presets: Sequence[Preset]) -> Columns:
+def added(columns: Columns, presets: Sequence[Preset]) -> Columns:
     """Select the columns of some presets that add up."""
-    names = {preset.name for preset in presets}
-    each = ((name, *name.split("|"), x) for name, x in columns.items())
-    return {name: x for name, preset, column, x in each if preset in names and column not in ENDS}
+    names, found = {preset.name for preset in presets}, Columns()
+    for name, x in columns.items():
+        preset, _, column = name.partition("|")
+        if preset in names and column not in ENDS:
+            found[name] = x
+    return found
 
 
-def observe(
-    columns: Columns, presets: Sequence[Preset], buckets: Array, trainer_batches: Sequence[str]
-) -> State:
+def observe(columns: Columns, presets: Sequence[Preset], buckets: Array, batches: Sequence[str]) -> State:
     """Keep the ranges of weights, and by trainer batch the sums of presets that divide weights there.
 
     Args:
         columns: of the presets, as numpy's.
         presets: all of them.
         buckets: what sums are kept apart for, [S].
-        trainer_batches: the label of each sequence's trainer batch, [S].
+        batches: the label of each sequence's trainer batch, [S].
     """
-    labels, which = np.unique(np.array(trainer_batches, object), return_inverse=True)
-    ranges = {}
+    labels, which = np.unique(np.array(batches, object), return_inverse=True)
+    ranges: dict[str, tuple[float, float]] = {}
     for preset in presets:
-        low, high = (columns[f"{preset.name}|{end}"] for end in ENDS)
-        whole = {f"{preset.name}|weight": np.ones(len(low), np.bool_)}
-        apart = {f"{preset.name}|weight|{label}": which == at for at, label in enumerate(labels.tolist())}
-        for name, here in (apart if normalised(preset) else whole).items():
-            ranges[name] = float(low[here].min(initial=np.inf)), float(high[here].max(initial=-np.inf))
-    summed = of_presets(columns, [preset for preset in presets if normalised(preset)])
-    return State(
-        tables={"batches": Table.of(summed, buckets, trainer_batches)} if summed else {}, ranges=ranges
-    )
+        name, (smallest, largest) = f"{preset.name}|weight", (columns[f"{preset.name}|{end}"] for end in ENDS)
+        rows: dict[str, Any] = {name: slice(None)}
+        if normalised(preset):
+            rows = {f"{name}|{label}": which == at for at, label in enumerate(labels.tolist())}
+        for key, here in rows.items():
+            ranges[key] = extremes(smallest[here])[0], extremes(largest[here])[1]
+    apart = added(columns, [preset for preset in presets if normalised(preset)])
+    return State(tables={"batches": Table.of(apart, buckets, batches)} if apart else {}, ranges=ranges)
 
 
 # ---------------------------------------------------------------- weights divided by their mean
@@ -102,8 +103,8 @@ def factors(state: State, presets: Sequence[Preset]) -> dict[str, dict[str, floa
     found: dict[str, dict[str, float]] = {one.name: {} for one in presets if normalised(one)}
     for label, table in state.tables["batches"].by_place().items() if found else ():
         sums = table.sums()
-        for name, own in found.items():
-            own[label] = float(norm_factor(sums[f"{name}|norm"], sums[f"{name}|norm_units"]))
+        for name, of_batches in found.items():
+            of_batches[label] = float(norm_factor(sums[f"{name}|norm"], sums[f"{name}|norm_units"]))
     return found
 
 
@@ -112,9 +113,9 @@ def weight_range(state: State, preset: Preset) -> tuple[float, float]:
     name = f"{preset.name}|weight"
     if not normalised(preset):
         return state.ranges[name]
-    divisors = factors(state, [preset])[preset.name]
-    each = [(divisor, *state.ranges[f"{name}|{label}"]) for label, divisor in divisors.items()]
-    return min(low / divisor for divisor, low, _ in each), max(high / divisor for divisor, _, high in each)
+    by_batch = factors(state, [preset])[preset.name]
+    ends = np.array([[x / factor for x in state.ranges[f"{name}|{at}"]] for at, factor in by_batch.items()])
+    return float(ends[:, 0].min()), float(ends[:, 1].max())
 
 
 def drawn(state: State, presets: Sequence[Preset], seed: int) -> dict[str, Array]:
@@ -137,17 +138,16 @@ def divided(sums: Mapping[str, Array], preset: Preset) -> dict[str, Array]:
     prefix = f"{preset.name}|"
     own = {name.removeprefix(prefix): x for name, x in sums.items() if name.startswith(prefix)}
     f = norm_factor(own.pop("norm"), own.pop("norm_units"))
-    near, kept, left, less = np.abs(f - 1) < 0.5, own["kept"], own["left"], 1 - f
-    made = (
-        own | {name: own[name] / f for name in ("w", "v")} | {name: own[name] / f**2 for name in ("ww", "vv")}
-    )
-    made["w1"] = np.where(near, (own["w1"] + kept * less) / f, made["w"] - kept)
-    about_one = (own["w11"] + 2 * less * own["w1"] + kept * less**2) / f**2
-    made["w11"] = np.where(near, about_one, made["ww"] - 2 * made["w"] + kept)
-    made["v11"] = np.where(near, (own["v11"] + left * less * (1 + f)) / f**2, made["vv"] - left)
+    near, kept, left, rest = np.abs(f - 1) < 0.5, own["kept"], own["left"], 1 - f
+    found = own | {name: own[name] / f for name in ("w", "v")}
+    found |= {name: own[name] / f**2 for name in ("ww", "vv")}
+    found["w1"] = np.where(near, (own["w1"] + kept * rest) / f, found["w"] - kept)
+    about_1 = (own["w11"] + 2 * rest * own["w1"] + kept * rest**2) / f**2
+    found["w11"] = np.where(near, about_1, found["ww"] - 2 * found["w"] + kept)
+    found["v11"] = np.where(near, (own["v11"] + left * rest * (1 + f)) / f**2, found["vv"] - left)
     if multiplies_loss(preset):
-        made |= {name: own[name] / f for name in ("loss", "loss_mean") if name in own}
-    return {prefix + name: x for name, x in made.items()}
+        found |= {name: own[name] / f for name in ("loss", "loss_mean") if name in own}
+    return {prefix + name: x for name, x in found.items()}
 
 
 # ---------------------------------------------------------------- metrics
@@ -271,17 +271,15 @@ EXTREMES = (
 
 def idle(preset: Preset) -> frozenset[str]:
     """Return the events that this preset cannot cause, whatever the data: their 0, or 1, is exact."""
-    weight = preset.weight
-    upper, lower = (weight.upper, weight.lower) if weight else (None, None)
-    rejects = bool(preset.reject or preset.veto)
-    able = {
+    weight, rejects = preset.weight, bool(preset.reject or preset.veto)
+    possible = {
         **dict.fromkeys(("tokens_rejected", "sequences_dropped", "sequences_touched"), rejects),
         "tokens_weighted": rejects or (weight is not None and may_be_zero(weight)),
         **dict.fromkeys(("vetoed", "catastrophic_tokens"), preset.veto is not None),
-        "truncated_high": upper is not None,
-        "truncated_low": lower is not None,
+        "truncated_high": weight is not None and weight.upper is not None,
+        "truncated_low": weight is not None and weight.lower is not None,
     }
-    return frozenset(name for name, can in able.items() if not can)
+    return frozenset(name for name, can_be in possible.items() if not can_be)
 
 
 def numbers(reader: Reader, preset: Preset) -> Numbers:

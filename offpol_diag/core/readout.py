@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from offpol_diag.core import breakdowns, charts, gap, kept_rows, preset_numbers, tails
+from offpol_diag.core import breakdowns, charts, gap, preset_numbers, tails
 from offpol_diag.core.formulas import LARGEST
 from offpol_diag.core.gap import DRIFTS, Drift
 from offpol_diag.core.intervals import known, missing
@@ -23,7 +23,7 @@ from offpol_diag.dump.read import Dump
 from offpol_diag.number import Number, Numbers
 from offpol_diag.presets import Preset
 from offpol_diag.presets.words import method as in_words
-from offpol_diag.result import DumpFacts, PresetFacts, Result, Run
+from offpol_diag.result import DumpFacts, PresetFacts, Result, Run, WorstSequence
 
 
 @np.errstate(all="ignore")
@@ -45,7 +45,7 @@ def summary(out: Readout, presets: Sequence[Preset], facts: DumpFacts, run: Run)
         axes=axes,
         lengths=charts.lengths(out),
         presets={preset.name: _described(out, preset) for preset in presets},
-        worst=kept_rows.worst(out.state),
+        worst=out.state.records["worst"].read(WorstSequence),
         run=run,
     )
     result.charts = charts.charts_of(out, result)

@@ -2,8 +2,8 @@
 
 A packed array [T] holds the tokens of all sequences one after the other. This module is the only one of the
 core that knows numpy from torch. All others use its functions, operators, and the few names that both
-libraries spell alike and that take a tensor and numbers: abs, clip, copysign, exp, expm1, log, where, and
-maximum of two arrays. torch is imported by those who hand in its tensors, and to copy to a GPU.
+libraries spell alike and that take a tensor and numbers: abs, clip, copysign, exp, expm1, log, ones_like,
+where, and maximum of two arrays. torch is imported by those who hand in its tensors, and to copy to a GPU.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from offpol_diag.errors import MemoryShortage
+from offpol_diag.run.devices import CPU
 
 Array = Any  # numpy.ndarray or torch.Tensor
 
@@ -36,17 +37,6 @@ def floats(flags: Array) -> Array:
 def sort(x: Array) -> Array:
     """Sort [N], the smallest first."""
     return np.sort(x) if isinstance(x, np.ndarray) else x.sort().values
-
-
-def counting(x: Array) -> Array:
-    """Return 1, 2, … of float64, as many as `x` [N] has numbers, and where it lies."""
-    return namespace(x).ones_like(x).cumsum(0)
-
-
-def next_above(x: Array) -> Array:
-    """Return the float64 after each number."""
-    above = namespace(x).full_like(x, math.inf)
-    return namespace(x).nextafter(x, above)
 
 
 def extremes(x: Array) -> tuple[float, float]:
@@ -133,8 +123,6 @@ class Segments:
 
 
 # ---------------------------------------------------------------- to a GPU and back
-
-CPU = "cpu"
 
 
 def sent(x: Array, device: str) -> Array:

@@ -84,7 +84,7 @@ class Study:
         return tuple(way for pair in pairs for way in (pair, pair[::-1]))
 
     @cached_property
-    def cuts(self) -> tuple[Rule, ...]:
+    def batch_rules(self) -> tuple[Rule, ...]:
         """Rules over a whole trainer batch (M2PO)."""
         every = (rule for preset in self.presets for rule in rules_of(preset)[0])
         return tuple(dict.fromkeys(rule for rule in every if rule.reject.over == "batch"))

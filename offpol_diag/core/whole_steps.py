@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,19 +25,16 @@ from offpol_diag.errors import DumpError
 from offpol_diag.run.ray import Engine
 
 MADE = (
-    "there are no advantages: they are made of the rewards, normalised within each group (prompt) of a step"
+    "there are no advantages: they are made of the rewards, normalised within each group (prompt) of a step "
+    "as GRPO does"
 )
-MADE += " as GRPO does"
-"""Said of a dump whose advantages are made."""
-
+"""The note on a dump whose advantages are made."""
 MOST_VALUES = 1 << 26
 """Most values of one step that are held in memory to be sorted."""
 MOST_STEPS = 1 << 14
 """Most training steps of a dump; sums are kept of each."""
 GRPO_EPS = 1e-6
 """Added to a group's standard deviation: that of verl's compute_grpo_outcome_advantage."""
-
-Values = tuple[int, float, tuple[Array, ...]]
 
 
 class TooMany(DumpError):
@@ -52,15 +50,29 @@ def refuse_steps(steps: int) -> None:
         raise TooMany(f"column 'step': more than {MOST_STEPS} training steps, and sums are kept of each")
 
 
+class Values(NamedTuple):
+    """Values of a rule's statistic in one step.
+
+    M2PO drops the largest values until the mean of the rest is below the rule's `upper`. What is below it
+    never has to go, so that its number and sum are enough; all others are held.
+
+    Attributes:
+        below: number of values below `upper`.
+        total: their sum.
+        others: all other values, in parts.
+    """
+
+    below: int = 0
+    total: float = 0.0
+    others: tuple[Array, ...] = ()
+
+
 @dataclass(frozen=True)
 class StepValues:
     """What the first reading leaves of a part of a dump.
 
-    M2PO drops the largest values of a step until the mean of the rest is below the rule's `upper`. What is
-    below it never has to go, so that its number and sum are enough; all others are held.
-
     Attributes:
-        values: rule, step → number and sum of its tokens' values below `upper`, and the others, in parts.
+        values: of each rule over a trainer batch and step.
         rewards: group and reward of sequences, [S] each, in parts; none where advantages are not made.
     """
 
@@ -76,11 +88,11 @@ class StepValues:
         of_tokens = tokens.sequences.spread(step)
         order = np.argsort(of_tokens, kind="stable")
         ends = np.cumsum(np.bincount(of_tokens, minlength=len(steps)))[:-1]
-        for cut in study.cuts:
-            x = tokens.judged(cut)[order]
-            for name, some in zip(steps.tolist(), np.split(x, ends), strict=True):
-                below = some < cut.reject.upper
-                values[cut, name] = int(below.sum()), float(some[below].sum()), (some[~below],)
+        for rule in study.batch_rules:
+            x = tokens.judged(rule)[order]
+            for name, of_step in zip(steps.tolist(), np.split(x, ends), strict=True):
+                below = of_step < rule.reject.upper
+                values[rule, name] = Values(int(below.sum()), float(of_step[below].sum()), (of_step[~below],))
         if not study.makes_advantages or batch.rewards is None:
             return cls(values)
         return cls(values, ((groups_of(batch.key, batch.steps), batch.rewards),))
@@ -92,10 +104,11 @@ class StepValues:
             TooMany: there are too many steps, or too many values of one to be sorted in memory.
         """
         values = dict(self.values)
-        for key, (below, total, others) in other.values.items():
-            before = values.get(key, (0, 0.0, ()))
-            values[key] = before[0] + below, before[1] + total, before[2] + others
-            if sum(map(len, values[key][2])) > MOST_VALUES:
+        for key, theirs in other.values.items():
+            ours = values.get(key, Values())
+            others = ours.others + theirs.others
+            values[key] = Values(ours.below + theirs.below, ours.total + theirs.total, others)
+            if sum(map(len, others)) > MOST_VALUES:
                 many = f"more than {MOST_VALUES >> 20} M tokens above the bound of M2PO"
                 raise TooMany(f"a step has {many}, which sorts them in memory")
         refuse_steps(len({step for _, step in values}))
@@ -124,9 +137,10 @@ class WholeSteps:
     def of(cls, read: StepValues) -> WholeSteps:
         """Find the cuts, mean and deviation."""
         cuts: dict[Rule, dict[str, float]] = {}
-        for (cut, step), (below, total, others) in read.values.items():
-            x, upper = np.concatenate(others), cut.reject.upper or 0.0
-            cuts.setdefault(cut, {})[step] = float(batch_cut(x, upper, below, total)) if len(x) else math.inf
+        for (rule, step), (below, total, others) in read.values.items():
+            x, upper = np.concatenate(others), rule.reject.upper or 0.0
+            cut = float(batch_cut(x, upper, below, total)) if len(x) else math.inf
+            cuts.setdefault(rule, {})[step] = cut
         if not read.rewards:
             return cls(cuts)
         every, rewards = (np.concatenate(x) for x in zip(*read.rewards, strict=True))
@@ -158,6 +172,6 @@ class WholeSteps:
 
 def read_whole_steps(engine: Engine, dump: Dump, study: Study) -> WholeSteps:
     """Read the dump for what presets need of whole steps; it is not read where they need nothing."""
-    if not study.cuts and not study.makes_advantages:
+    if not study.batch_rules and not study.makes_advantages:
         return WholeSteps({})
     return WholeSteps.of(engine.reduce(dump, partial(StepValues.of, study)) or StepValues({}))

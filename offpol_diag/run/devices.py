@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ CPU = "cpu"
 NODES = "dev/nvidia[0-9]*"
 """Device files of NVIDIA's driver."""
 WORTH_STARTING = 700_000_000
-"""Tokens times presets, and `ALONE` more, from which a GPU is started by itself: torch takes seconds."""
+"""Tokens times presets, and `ALONE` more, from which `auto` starts a GPU: torch takes seconds a worker."""
 ALONE = 20
 """How many presets cost what else is computed of a token."""
 
@@ -26,15 +27,13 @@ class Choice:
     unused: str = ""
 
 
-ON_CPU = Choice()
-
-
-def devices(name: str, worth: bool = True) -> Choice:
+def devices(name: str, tokens: float = math.inf, presets: int = 0) -> Choice:
     """Return the devices of a name.
 
     Args:
-        name: auto (all working GPUs, or the CPU without any), cpu, cuda (all GPUs) or cuda:N.
-        worth: whether there is work enough for `auto` to start a GPU.
+        name: auto (all working GPUs; the CPU without any, or for little work), cpu, cuda (all) or cuda:N.
+        tokens: of the dump.
+        presets: how many are computed of each.
 
     Raises:
         UsageError: an unknown name, or a GPU that is not there or does not work.
@@ -42,25 +41,22 @@ def devices(name: str, worth: bool = True) -> Choice:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise UsageError(f"device {name!r} is not known", "give auto, cpu, cuda or cuda:N")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
-    if name == CPU or (name == "auto" and (hidden or not worth or not any(Path("/").glob(NODES)))):
-        return ON_CPU
-    fine, fault = list[str](), ""
+    little = tokens * (presets + ALONE) < WORTH_STARTING
+    if name == CPU or (name == "auto" and (hidden or little or not any(Path("/").glob(NODES)))):
+        return Choice()
+    working, fault = list[str](), ""
     try:
         import torch
 
         there = [f"cuda:{at}" for at in range(torch.cuda.device_count())]
         wanted = there if name in ("auto", "cuda") else [name]
-        fault = "" if wanted and {*wanted} <= {*there} else f"there are {len(there)} CUDA devices here"
-        for device in wanted * (not fault):
+        if not wanted or not {*wanted} <= {*there}:
+            raise RuntimeError(f"there are {len(there)} CUDA devices here")
+        for device in wanted:
             float(torch.ones(1, dtype=torch.float64, device=device).exp())
-            fine.append(device)
-    except (ImportError, RuntimeError) as error:  # no torch, too old a driver, no free memory
+            working.append(device)
+    except (ImportError, RuntimeError) as error:  # no torch, no such GPU, no free memory
         fault = str(error).partition("\n")[0]
     if fault and name != "auto":
         raise UsageError(f"device {name!r}: {fault}", "use --device cpu")
-    return Choice(tuple(fine)) if fine else Choice(unused=f"no GPU is used: {fault}")
-
-
-def worth_a_gpu(tokens: float, presets: int) -> bool:
-    """Return whether there is work enough to start a GPU, which takes some seconds in every worker."""
-    return tokens * (presets + ALONE) >= WORTH_STARTING
+    return Choice(tuple(working)) if working else Choice(unused=f"no GPU is used: {fault}")

@@ -51,15 +51,14 @@ class Ray:
         gpu = {"num_gpus": 1, "max_calls": 1} if self.device == "cuda" else {}  # a process selects a GPU once
         how = {"num_cpus": 1, "max_retries": RETRIES, "scheduling_strategy": "SPREAD", **gpu}
         work = ray.remote(name="offpol-diag", **how)(_work)
-        given = ray.put((version("offpol-diag"), job, each[0] if each else None))
+        given = ray.put((version("offpol-diag"), job))
         ranges, waiting = deque(dump.shards(RANGE[self.device])), deque[Any]()
         state, seen, done = None, Seen(), 0
         while ranges or waiting:
             while ranges and len(waiting) < AHEAD * self.slots:
                 waiting.append(work.remote(given, ranges.popleft()))
-            found, picked, of_range, rows = self._fetched(waiting.popleft())
-            for one in picked:
-                each[1](one)  # type: ignore[index]
+            found, of_range, rows = self._fetched(waiting.popleft())
+            found = each(found) if each and found is not None else found
             state = found if state is None else state if found is None else state.merge(found)
             seen.add(of_range)
             done += rows
@@ -131,16 +130,14 @@ def _knock(address: str, what: str, hint: str) -> None:
         raise ClusterError(f"{what} ({first_line(error)})", hint) from error
 
 
-def _work(given: tuple[str, Job[Any], Any], part: Dump) -> bytes:
+def _work(given: tuple[str, Job[Any]], part: Dump) -> bytes:
     """Run a job on one range in one thread, as a task; pickled, for arrays that Ray returns are read-only."""
-    ours, job, pick = given
+    ours, job = given
     if (theirs := version("offpol-diag")) != ours:
         hint = "install the same version on all nodes, or numbers of two definitions would be merged"
         raise ClusterError(f"a node has offpol-diag {theirs}, and this is {ours}", hint)
     pa.set_cpu_count(1)  # other tasks keep their cores
-    picked = list[Any]()
-    state: Any = Threads(1).reduce(part, job, (pick, picked.append) if pick else None)
-    return pickle.dumps((state, picked, part.seen, part.rows), pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps((Threads(1).reduce(part, job), part.seen, part.rows), pickle.HIGHEST_PROTOCOL)
 
 
 Engine = Threads | Ray

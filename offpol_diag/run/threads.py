@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -44,9 +44,8 @@ class State(Protocol):
 M = TypeVar("M", bound=State)
 Job = Callable[[Batch], M]
 """A pure function of one batch; a frozen dataclass, so that a cluster can pickle it."""
-Each = tuple[Callable[[M], Any], Callable[[Any], None]]
-"""Picks data from a state before it is merged, where the job ran (it is picklable too), and uses them in this
-process, in the order of the rows."""
+Each = Callable[[M], M]
+"""Takes from a state, in this process and in the order of the rows, what need not be merged."""
 
 
 @dataclass
@@ -66,13 +65,11 @@ class Threads:
 
         Afterwards the dump holds what the pass has seen. Returns None when it has no batch.
         """
-        if sys.platform == "linux":
-            with suppress(AttributeError, OSError):
-                ctypes.CDLL(None).mallopt(*ONE_HEAP)
+        with suppress(AttributeError, OSError):  # where the C library is another
+            ctypes.CDLL(None).mallopt(*ONE_HEAP)
         state: M | None = None
         for found in self._states(dump, job):
-            if each:
-                each[1](each[0](found))
+            found = each(found) if each else found
             state = found if state is None else state.merge(found)
         return state
 
@@ -92,14 +89,13 @@ class Threads:
                 while waiting:
                     yield waiting.popleft().result()
             finally:
-                for future in waiting:
-                    future.cancel()
+                pool.shutdown(cancel_futures=True)
 
 
 _thread = threading.local()
 
 
-def own(devices: Sequence[str]) -> str:
+def device_of_thread(devices: Sequence[str]) -> str:
     """Return the device of this thread: threads take those of a run in turn."""
     return devices[getattr(_thread, "number", 0) % len(devices)]
 
