@@ -126,14 +126,16 @@ def _series(numbers: Sequence[Number]) -> list[Number]:
 # ---------------------------------------------------------------- by step
 
 _ROWS = {row.name: row for row in (*gap.ROWS, gap.CHI2_SEQUENCE, tails.ESS_TOKENS, tails.ESS_SEQUENCES)}
-_MAIN: tuple[str, ...] = ("k1", "k3", "mean_ratio", "chi2_token", "ppl_ratio", "f_2", "ess_tokens")
-_MAIN += ("chi2_sequence", "ess_sequences")
-_PLAIN = {
+_MAIN = (
+    *("k1", "k3", "mean_ratio", "chi2_token", "ppl_ratio", "f_2"),
+    *("ess_tokens", "chi2_sequence", "ess_sequences"),
+)
+_REJECTED = next(row for row in preset_numbers.ROWS if row.name == "tokens_rejected")
+_OF_DUMP = {
     "reward": Formula("reward", "mean reward", mean("reward", "sequences"), "", "sequences", AS_SEEN),
     "lag": Formula(LAG, "mean policy lag", mean("lag", "lagged"), "updates", "sequences", AS_SEEN),
 }
 """Column → the number that it gives, of dumps that have it."""
-_REJECTED = next(row for row in preset_numbers.ROWS if row.name == "tokens_rejected")
 
 
 def _reader(out: Readout, sums: Table) -> Reader:
@@ -142,14 +144,13 @@ def _reader(out: Readout, sums: Table) -> Reader:
 
 
 def _groups(out: Readout) -> list[Group]:
-    """Return the groups of steps, rising."""
+    """Return the groups of steps, rising; none of a dump without steps."""
     found, tables = list[Group](), out.state.tables
-    if "by_step" in tables:
-        products = tables["by_step.products"].by_place()
-        for first, sums in tables["by_step"].by_place().items():
-            reader = _reader(out, sums)
-            reader = replace(reader, drawn={**reader.drawn, **products[first].drawn(out.study.seed)})
-            found.append(Group(first, first + sums.width - 1, sums, reader))
+    for first, sums in tables["by_step"].by_place().items() if "by_step" in tables else ():
+        products = tables["by_step.products"].by_place()[first].drawn(out.study.seed)
+        reader = _reader(out, sums)
+        reader = replace(reader, drawn={**reader.drawn, **products})
+        found.append(Group(first, first + sums.width - 1, sums, reader))
     return found
 
 
@@ -157,16 +158,16 @@ def _steps(out: Readout, groups: Sequence[Group]) -> shown.BySteps:
     """Read the numbers of every group of steps."""
     main, *others = (drift.prefix for drift in out.study.drifts)
     rows = {name: (_ROWS[name], main) for name in _MAIN}
-    rows |= {row.name: (row, "") for column, row in _PLAIN.items() if column in groups[0].reader.drawn}
+    rows |= {row.name: (row, "") for column, row in _OF_DUMP.items() if column in groups[0].reader.drawn}
     rows |= {prefix + name: (_ROWS[name], prefix) for prefix in others for name in ("k1", "k3")}
     for preset in out.study.families:
         row = preset_numbers.row_of(_REJECTED, preset)
         rows[f"{preset.name}.{row.name}"] = row, f"{preset.name}|"
-    each = zip(*(group.reader.all([*rows.values()]) for group in groups), strict=True)
+    numbers = zip(*(group.reader.all([*rows.values()]) for group in groups), strict=True)
     return shown.BySteps(
         first=[group.first for group in groups],
         last=[group.last for group in groups],
-        series={name: _series(numbers) for name, numbers in zip(rows, each, strict=True)},
+        series={name: _series(some) for name, some in zip(rows, numbers, strict=True)},
     )
 
 
@@ -262,23 +263,20 @@ def _lag_evidence(
     if LAG not in result.axes:
         return None
     found = shown.LagEvidence()
-    for zero in (place.numbers["k3"] for place in result.at(LAG) if place.key == "0"):
+    for k3 in (place.numbers["k3"] for place in result.at(LAG) if place.key == "0"):
         whole = result.whole[f"{result.prefix}k3"].value
-        found.in_sync = Number(value=zero.value, interval=zero.interval)
-        found.in_sync_share = share(zero.value, whole) if zero.value is not None and whole else None
+        found.in_sync = Number(value=k3.value, interval=k3.interval)
+        found.in_sync_share = share(k3.value, whole) if k3.value is not None and whole else None
     by_lag: dict[int, list[int]] = {}
     for at, group in enumerate(groups):
         many, lag, square = (group.reader.sum(name) for name in ("lagged", "lag", "lag2"))
-        if many > 0 and lag % many == 0 and square * many == lag * lag:  # all have one
+        if many > 0 and lag % many == 0 and square * many == lag * lag:  # all sequences have one lag
             by_lag.setdefault(int(lag / many), []).append(at)
-    if steps is None or not by_lag:
-        return found
-    k3 = steps.series["k3"]
-    most = max(by_lag, key=lambda one: (len(by_lag[one]), one))
-    if len(by_lag[most]) > 1:
-        first, last = by_lag[most][0], by_lag[most][-1]
-        found.lag, found.steps = most, (steps.first[first], steps.last[last])
-        found.start, found.end = k3[first], k3[last]
+    lag_of_most = max(by_lag, key=lambda lag: (len(by_lag[lag]), lag), default=0)
+    if steps is not None and len(at_lag := by_lag.get(lag_of_most, ())) > 1:
+        first, last = at_lag[0], at_lag[-1]
+        found.lag, found.steps = lag_of_most, (steps.first[first], steps.last[last])
+        found.start, found.end = steps.series["k3"][first], steps.series["k3"][last]
         if found.start.value is not None and found.end.value is not None:
             found.growth = share(found.end.value, found.start.value)
     return found

@@ -395,8 +395,8 @@ class Evaluator:
 
     @once
     def loss_kl(self, anchor: Policy, bound: float) -> Array:
-        """Compute −u held to ±bound, [T] nats."""
-        return f.loss_kl(self.log_ratio("current", anchor), bound)
+        """Compute −u held to ±bound, [T] nats: what verl logs as ppo_kl."""
+        return f.k1(self.xp.clip(self.log_ratio("current", anchor), -bound, bound))
 
 
 def _all(flags: Iterable[Array]) -> Array | None:

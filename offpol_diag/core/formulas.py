@@ -223,8 +223,3 @@ def cispo(advantage: Array, log_prob: Array, ratio: Array, low: float, high: flo
     """
     held = namespace(ratio).clip(ratio, low, high)
     return Loss(-advantage * held * log_prob, held != ratio)
-
-
-def loss_kl(log_ratio: Array, bound: float) -> Array:
-    """Compute −u within ±bound, nats, worse away from 0: what verl logs as ppo_kl."""
-    return -namespace(log_ratio).clip(log_ratio, -bound, bound)

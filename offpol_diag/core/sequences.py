@@ -62,24 +62,23 @@ class SequenceWriter:
     def finish(self, factors: Factors) -> None:
         """Divide normalised weights by their trainer batch's factor, and rename the file to its target."""
         self.close()
-        placed(self.rescaled(factors) if factors else self.rows, self.path)
+        if factors:
+            source = pq.ParquetFile(self.rows)
+            with source, pq.ParquetWriter(self.divided, source.schema_arrow, compression="zstd") as out:
+                for group in range(source.num_row_groups):
+                    out.write_table(divided(source.read_row_group(group), factors))
+        placed(self.divided if factors else self.rows, self.path)
 
-    def rescaled(self, factors: Factors) -> Path:
-        """Copy the file row group by row group, some weights divided."""
-        with (
-            pq.ParquetFile(self.rows) as source,
-            pq.ParquetWriter(self.divided, source.schema_arrow, compression="zstd") as out,
-        ):
-            for group in range(source.num_row_groups):
-                table = source.read_row_group(group)
-                steps = [label(step) for step in table.column("step").to_pylist()]
-                for name, by_step in factors.items():
-                    factor = np.array([by_step.get("") or by_step[step] for step in steps])
-                    at = table.schema.get_field_index(f"{name}.weight_sum")
-                    values = pa.array(table.column(at).to_numpy() / factor)
-                    table = table.set_column(at, table.schema.field(at), values)
-                out.write_table(table)
-        return self.divided
+
+def divided(table: pa.Table, factors: Factors) -> pa.Table:
+    """Divide the weights of some rows by the factors of their trainer batches."""
+    steps = [label(step) for step in table.column("step").to_pylist()]
+    for preset, by_step in factors.items():
+        factor = np.array([by_step.get("") or by_step[step] for step in steps])
+        at = table.schema.get_field_index(f"{preset}.weight_sum")
+        weights = pa.array(table.column(at).to_numpy() / factor)
+        table = table.set_column(at, table.schema.field(at), weights)
+    return table
 
 
 def table(tokens: Tokens, main: Drift, presets: Sequence[Preset], columns: Mapping[str, Array]) -> pa.Table:
@@ -98,15 +97,13 @@ def table(tokens: Tokens, main: Drift, presets: Sequence[Preset], columns: Mappi
         "length": pa.array(batch.lengths),
         "log_ratio_sum": pa.array(columns[f"{main.prefix}log_ratio"]),
     }
-    for preset in presets:
-        kept, vetoed = (columns[f"{preset.name}|{name}"] for name in ("kept", "vetoed"))
-        weights = pa.nulls(batch.sequences, pa.float64())
-        if preset.weight is not None:
-            over_all = tokens.over_all(preset.policy, preset.weight)
-            weights = pa.array(to_host({"over_all": over_all})["over_all"])
+    weights = [(one.name, one.policy, one.weight) for one in presets if one.weight is not None]
+    sums = to_host({name: tokens.over_all(policy, weight) for name, policy, weight in weights})
+    nothing = pa.nulls(batch.sequences, pa.float64())
+    for name in (preset.name for preset in presets):
         rows |= {
-            f"{preset.name}.kept_tokens": pa.array(kept.astype(np.int64)),
-            f"{preset.name}.weight_sum": weights,
-            f"{preset.name}.vetoed": pa.array(vetoed.astype(np.bool_)),
+            f"{name}.kept_tokens": pa.array(columns[f"{name}|kept"].astype(np.int64)),
+            f"{name}.weight_sum": pa.array(sums[name]) if name in sums else nothing,
+            f"{name}.vetoed": pa.array(columns[f"{name}|vetoed"].astype(np.bool_)),
         }
     return pa.table(rows)
