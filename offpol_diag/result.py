@@ -163,7 +163,9 @@ class AtLength(NamedTuple):
 class Lengths(Model):
     """Effective sample size of sequence importance sampling, by the length of the response."""
 
-    longest: Number = Field(description="tokens of a response up to which it keeps 10% ESS")
+    longest: Whole | None = Field(
+        description="tokens of a response up to which it keeps 10% ESS; null: all in the curve, or unknown"
+    )
     curve: list[AtLength] = Field([], description="at increasing T, up to the length that 50 responses reach")
     median: Whole | None = Field(None, description="median length of a response, tokens, to 9%")
 
@@ -184,15 +186,6 @@ class Corner(NamedTuple):
     tokens: Whole
     share: float
     k3_share: float | None
-
-
-class Positions(Model):
-    """K3 by position in the response, in some training steps."""
-
-    steps: tuple[Whole, Whole] | None = Field(description="first and last; null: all steps")
-    labels: list[str] = Field(description="positions, such as 15–30, from 0, masked tokens counted, [P]")
-    tokens: list[Whole] = Field(description="[P]")
-    k3: list[Number] = Field(description="nats, [P]; without a value where there are no tokens")
 
 
 class ParetoTail(Model):
@@ -228,8 +221,8 @@ class Charts(Model):
     log_ratios: list[tuple[float, float, Whole, Whole]] = Field(
         [], description="bins of Δ of the main pair: from, to, nats; tokens, and those of them with lag 0"
     )
-    less: Corner | None = Field(None, description="r below ½: less likely under the trainer")
-    more: Corner | None = Field(None, description="r of at least 2: more likely under the trainer")
+    less: float | None = Field(None, description="share of tokens with r below ½: less likely in the trainer")
+    more: float | None = Field(None, description="share of tokens with r of at least 2: more likely there")
     density: tuple[list[float], list[list[Whole]]] | None = Field(
         None,
         description="tokens by their probability under both policies: the N + 1 probabilities that bound the "
@@ -240,9 +233,6 @@ class Charts(Model):
         [],
         description="bins of the rollout probability: from, to; median, 90th and 99th percentile of |Δ|, "
         "nats, read off bins 1/16 wide; tokens with lag 0, and their 90th percentile",
-    )
-    positions: list[Positions] = Field(
-        [], description="in all steps; where K3 grew, then before that and from there on"
     )
     token_thresholds: list[tuple[float, float | None, float, float]] = Field(
         [], description="b; ESS of min(r, b) over the tokens; share with r ≥ b; share with 1/b ≤ r < b"

@@ -70,18 +70,14 @@ def test_density_counts_every_token_by_both_probabilities(found):
     assert found.density == (sorted(bounds), want)
 
 
-def test_shares_of_tokens_and_k3_off_by_a_factor_of_2_and_likely_for_one_side_alone(found):
-    near, far = math.log(0.9), math.log(0.5)
-    for corner, inside in (
-        (found.less, [x for x in TOKENS if x["d"] < far]),
-        (found.more, [x for x in TOKENS if x["d"] >= -far]),
-        (found.lost, [x for x in TOKENS if x["q"] > near and x["p"] < far]),
-    ):
-        assert corner.tokens == len(inside) > 0
-        assert corner.share == pytest.approx(len(inside) / len(TOKENS), **CLOSE)
-        assert corner.k3_share == pytest.approx(
-            math.fsum(x["k3"] for x in inside) / math.fsum(x["k3"] for x in TOKENS), **CLOSE
-        )
+def test_the_tokens_that_are_likely_for_the_rollout_alone_and_their_share_of_k3(found):
+    lost = [x for x in TOKENS if x["q"] > math.log(0.9) and x["p"] < math.log(0.5)]
+    assert found.lost.tokens == len(lost) > 0
+    assert found.lost.share == pytest.approx(len(lost) / len(TOKENS), **CLOSE)
+    k3, whole = (math.fsum(x["k3"] for x in some) for some in (lost, TOKENS))
+    assert found.lost.k3_share == pytest.approx(k3 / whole, **CLOSE)
+    less, more = (sum(sign * x["d"] > math.log(2) for x in TOKENS) for sign in (-1, 1))
+    assert (found.less, found.more) == pytest.approx((less / len(TOKENS), more / len(TOKENS)), **CLOSE)
 
 
 def test_quantiles_of_the_size_by_probability_are_exact_to_a_bin(found):
@@ -148,18 +144,6 @@ def test_by_step(result):
             assert series[at].interval is None or series[at].interval[0] <= series[at].value
 
 
-def test_positions_before_and_after_the_split(found):
-    assert [some.steps for some in found.positions] == [None, (0, 1), (2, 3)]
-    for some in found.positions:
-        first, last = some.steps or (0, 3)
-        for at in range(len(some.labels)):
-            inside = [x for x in TOKENS if first <= x["step"] <= last]
-            few = [x["k3"] for x in inside if int(math.log2(x["at"] + 1)) == at]
-            assert some.tokens[at] == len(few)
-            assert some.k3[at].value == (pytest.approx(mean(few), **CLOSE) if few else None)
-    assert any(one.interval for one in some.k3)
-
-
 def test_evidence_by_lag(found):
     k3 = [mean([x["k3"] for x in TOKENS if x["step"] == step]) for step in range(4)]
     lag = found.lag
@@ -183,7 +167,6 @@ def test_crossings_are_the_first_steps_in_a_worse_band(tmp_path):
     each = [math.cosh(0.01 * 4**step) - 1 for step in range(6)]
     want = [(name, next(step for step in range(6) if each[step] >= bound)) for name, bound in levels.items()]
     assert [(band, step) for band, _, step in found.crossings] == want
-    assert found.positions[-1].steps[0] == want[-1][1]
 
 
 # ---------------------------------------------------------------- tails
@@ -228,5 +211,4 @@ def test_a_dump_without_optional_columns_has_the_other_charts(tmp_path):
     found = analyze([oracles.write(rows, tmp_path / "a.parquet")], presets=()).charts
 
     assert found.steps is found.lag is None
-    assert len(found.positions) == 1
     assert found.tails

@@ -6,10 +6,9 @@ Beside them the ESS of sequence weights by the length of the prefix that they ar
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import takewhile
 
 import numpy as np
 
@@ -45,26 +44,33 @@ def places(out: Readout) -> tuple[dict[str, Axis], dict[str, Numbers]]:
     for by in (*of_sequences(study.group_by), *OF_TOKENS):
         table = tables.get(PREFIX + by.name)
         if table is not None and len(table.labels) >= by.fewest:
-            axes[by.name], each = _axis(out, by, table)
-            found |= {place_of(by.name, place): own for place, own in each.items()}
+            axes[by.name], at_places = _axis(out, by, table)
+            found |= {place_of(by.name, place): numbers for place, numbers in at_places.items()}
     able = [preset.name for preset in study.presets if DROPPED.name not in preset_numbers.idle(preset)]
     for octave, table in tables[PREFIX + LENGTH].by_place().items():
         shares = out.at(table).all([(DROPPED, f"{name}|") for name in able])
         for name, number in zip(able, shares, strict=True):
             found[place_of(LENGTH, of_octave(octave), f"preset/{name}")] = {DROPPED.name: number}
-    asked = [one for name in dict.fromkeys(study.by_step) if (one := row_by_step(name, study.presets))]
-    steps = tables["steps"].by_place() if study.by_step and STEP in axes else {}
-    batches = tables["batches"].by_place() if study.normalised else {}
-    for step in (step for step in axes[STEP].places if step in steps) if steps else ():
-        reader, apart = out.at(steps[step]), batches[step].drawn(study.seed) if step in batches else {}
-        for preset in study.normalised if apart else ():
-            reader = replace(reader, drawn={**reader.drawn, **preset_numbers.divided(apart, preset)})
-        for row, prefix in asked:
-            subject, first = (f"preset/{prefix[:-1]}", "") if prefix.endswith("|") else ("dump", prefix)
-            with suppress(KeyError):  # a column that the dump, or this step, does not have
-                number = reader.number(row, prefix)
-                found.setdefault(place_of(STEP, step, subject), {})[first + row.name] = number
+    if study.by_step and STEP in axes:
+        for subject, name, number in _by_step(out, axes[STEP].places):
+            found.setdefault(subject, {})[name] = number
     return axes, found
+
+
+def _by_step(out: Readout, steps: Sequence[str]) -> Iterator[tuple[str, str, Number]]:
+    """Yield subject, name and value of the numbers that are asked for at every step."""
+    study, tables = out.study, out.state.tables["steps"].by_place()
+    batches = out.state.tables["batches"].by_place() if study.normalised else {}
+    rows = [*filter(None, (row_by_step(name, study.presets) for name in dict.fromkeys(study.by_step)))]
+    for step in (step for step in steps if step in tables):
+        reader, sums = out.at(tables[step]), batches[step].drawn(study.seed) if step in batches else {}
+        for preset in study.normalised if sums else ():
+            reader = replace(reader, drawn={**reader.drawn, **preset_numbers.divided(sums, preset)})
+        for row, prefix in rows:
+            of_preset = prefix.endswith("|")
+            subject = place_of(STEP, step, f"preset/{prefix[:-1]}" if of_preset else "dump")
+            with suppress(KeyError):  # a column that the dump, or this step, does not have
+                yield subject, row.name if of_preset else prefix + row.name, reader.number(row, prefix)
 
 
 def _axis(out: Readout, by: By, table: Table) -> tuple[Axis, dict[str, Numbers]]:
@@ -75,20 +81,19 @@ def _axis(out: Readout, by: By, table: Table) -> tuple[Axis, dict[str, Numbers]]
     many, listed = len(every), every
     if many > MOST_LISTED and not out.study.by_step:
         listed = [every[round(at * (many - 1) / (MOST_LISTED - 1))] for at in range(MOST_LISTED)]
-    names = [by.labels[at] if by.labels else at for _, at in listed]
-    readers = [out.at(tables[at]) for _, at in listed]
+    readers = {by.labels[at] if by.labels else at: out.at(tables[at]) for _, at in listed}
     if others is not None:
-        names, readers = [*names, "all others"], [*readers, out.at(others)]
+        readers["all others"] = out.at(others)
     axis = Axis(
         title=by.title,
-        places=names,
-        tokens=[round(one.sum("tokens")) for one in readers],
-        sequences=[round(one.sum("sequences")) for one in readers],
+        places=[*readers],
+        tokens=[round(reader.sum("tokens")) for reader in readers.values()],
+        sequences=[round(reader.sum("sequences")) for reader in readers.values()],
         left_out=many - len(listed),
     )
-    rows = [(row, "") for row in ROWS]
-    numbers = [{row.name: x for row, x in zip(ROWS, one.all(rows), strict=True)} for one in readers]
-    return axis, dict(zip(names, numbers, strict=True))
+    rows, names = [(row, "") for row in ROWS], [row.name for row in ROWS]
+    numbers = {place: dict(zip(names, reader.all(rows), strict=True)) for place, reader in readers.items()}
+    return axis, numbers
 
 
 def _number(place: str) -> float:
@@ -175,39 +180,18 @@ def curve(out: Readout) -> list[AtLength]:
     return found
 
 
-def longest(curve: Sequence[AtLength]) -> Number:
-    """Find the length where the curve first falls below `KEPT`, with an interval."""
-    number = Number(
-        unit="tokens",
-        over="responses",
-        formula=f"largest T up to which ESS of the products over the first T tokens stays above {KEPT:.0%}, "
-        f"at lengths that at least {FEWEST} responses have",
-    )
-    if not curve:
-        return replace(number, unknown=f"fewer than {FEWEST} responses")
-    unknown = next((at.ess_sequences.unknown for at in curve if at.ess_sequences.value is None), None)
-    if unknown is not None:
-        return replace(number, unknown=unknown)
-    value = _crossing(curve, [at.ess_sequences.value for at in curve])
-    last = curve[-1]
-    if value is None:
-        why = f"beyond the longest responses ({last.tokens:,} tokens, which {last.sequences:,} have)"
-        return replace(number, unknown=why)
-    known = list(takewhile(lambda at: at.ess_sequences.interval is not None, curve))
-    low, high = (_crossing(known, [(at.ess_sequences.interval or ())[end] for at in known]) for end in (0, 1))
-    interval = None if low is None else (low, float(last.tokens) if high is None else high)
-    return replace(number, value=value, interval=interval)
+def longest(curve: Sequence[AtLength]) -> int | None:
+    """Find how many tokens keep an ESS of at least `KEPT`: the last whole one before it first falls below.
 
-
-def _crossing(curve: Sequence[AtLength], ess: Sequence[float | None]) -> float | None:
-    """Return the last whole token before ESS first falls below `KEPT`; None where it never does.
-
-    log ESS is interpolated linearly in T, as is exact for log-normal ratios; at T = 0 it is 0.
+    log ESS is interpolated linearly in T, as is exact for log-normal ratios; at T = 0 it is 0. None where it
+    never falls below, or is not known.
     """
     before, above = 0, math.log(1 / KEPT)
-    for at, share in zip(curve, ess, strict=True):
-        left = math.log(max(share or 0.0, 1e-300) / KEPT)
+    for at in curve:
+        if at.ess_sequences.value is None:
+            return None
+        left = math.log(max(at.ess_sequences.value, 1e-300) / KEPT)
         if left < 0:
-            return float(math.floor(before + (at.tokens - before) * above / (above - left)))
+            return math.floor(before + (at.tokens - before) * above / (above - left))
         before, above = at.tokens, left
     return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from offpol_diag.core import breakdowns, gap, histograms, preset_numbers, tails
 from offpol_diag.core.gap import Drift, Terms
 from offpol_diag.core.histograms import EDGES, share
 from offpol_diag.core.intervals import AS_SEEN, Formula, Reader, mean
-from offpol_diag.core.places import LAG, OF_TOKENS, POSITION, POSITIONS, Pieces
+from offpol_diag.core.places import LAG
 from offpol_diag.core.state import MOST_STEP_GROUPS, Array, Table
 from offpol_diag.core.study import Readout
 from offpol_diag.number import Number
@@ -35,17 +35,15 @@ OF_STEPS = ("log_ratio", "k3", "ratio_minus_1", "ratio_sq_minus_1", "f_2", "ppl_
 def observe(
     terms: Terms,
     drifts: Sequence[Drift],
-    runs: Pieces,
     columns: Mapping[str, Array],
     rejected: Mapping[str, Array],
     buckets: Array,
 ) -> dict[str, Table]:
-    """Sum by group of training steps; K3 and tokens also by position.
+    """Sum by group of training steps.
 
     Args:
         terms: of the main drift.
         drifts: those that the dump has, the main one first.
-        runs: pieces of the main drift.
         columns: sums of each sequence by drift's prefix and name, `tokens` and `sequences`, [S].
         rejected: `PRESET|kept`, tokens that presets keep of each sequence, [S].
         buckets: what sums are kept apart for, [S].
@@ -62,16 +60,12 @@ def observe(
         lag = np.array([float(lag) if type(lag) is int else math.nan for lag in lags])
         known = np.isfinite(lag).astype(np.float64)
         found |= {"lagged": known, "lag": np.nan_to_num(lag), "lag2": np.nan_to_num(lag) ** 2}
-    at = runs.places[POSITION] * batch.sequences + runs.row
-    for name in ("k3", "tokens"):
-        each = np.bincount(at, runs.sums[name], POSITIONS * batch.sequences).reshape(POSITIONS, -1)
-        found |= {f"{name}@{place}": x for place, x in enumerate(each)}
-    logs = np.where(batch.lengths > 0, columns[f"{prefix}log_ratio"], -np.inf)[rows]
+    products = tails.products(terms, columns[f"{prefix}log_ratio"])
     steps = np.array([given[row] for row in rows], np.int64)
     by_group = partial(Table.of, buckets=buckets[rows], places=steps, most=MOST_STEP_GROUPS, width=1)
     return {
         "by_step": by_group({name: x[rows] for name, x in found.items()}),
-        "by_step.products": by_group({f"{prefix}w": logs, f"{prefix}ww": 2 * logs}, kind="logs"),
+        "by_step.products": by_group({name: x[rows] for name, x in products.items()}, kind="logs"),
     }
 
 
@@ -91,31 +85,24 @@ def charts_of(out: Readout, result: Result) -> shown.Charts:
     """Read out every chart; `result` has the numbers of the dump and its places."""
     counts, prefix, groups = out.state.counts, out.study.main.prefix, _groups(out)
     steps = _steps(out, groups) if groups else None
-    crossings = list(_crossings(steps)) if steps else []
-    tokens, _, _, k3 = counts["between"]
+    tokens, (lost, k3) = counts["between"][0], counts["lost"].tolist()
     under, over = np.searchsorted(EDGES, (-math.log(2), math.log(2))) + 1  # the first bins from r = ½, and 2
+    many, whole = float(tokens.sum()), out.reader.sum(f"{prefix}k3")
     return shown.Charts(
-        crossings=crossings,
+        crossings=list(_crossings(steps)) if steps else [],
         steps=steps,
         log_ratios=histograms.log_ratios(
             counts[f"{prefix}bins.log_ratio"], out.state.ranges[f"{prefix}log_ratio"], counts["in_sync"]
         ),
-        less=_corner(out, tokens[:under].sum(), k3[:under].sum()),
-        more=_corner(out, tokens[over:].sum(), k3[over:].sum()),
+        less=share(float(tokens[:under].sum()), many),
+        more=share(float(tokens[over:].sum()), many),
         density=histograms.density(counts["density"]),
-        lost=_corner(out, *counts["corner"]),
+        lost=shown.Corner(round(lost), share=lost / many, k3_share=share(k3, whole)),
         noise=histograms.noise(counts["noise"]),
-        positions=_positions(out, result, groups, crossings),
         token_thresholds=histograms.token_thresholds(counts["between"]),
         tails=_tails(out),
         lag=_lag_evidence(result, groups, steps),
     )
-
-
-def _corner(out: Readout, tokens: float, k3: float) -> shown.Corner:
-    """Return some tokens and their ΣK3 as shares of the dump's."""
-    many, whole = out.reader.sum("tokens"), out.reader.sum(f"{out.study.main.prefix}k3")
-    return shown.Corner(tokens=round(tokens), share=tokens / many, k3_share=share(k3, whole))
 
 
 def _series(numbers: Sequence[Number]) -> list[Number]:
@@ -182,38 +169,6 @@ def _crossings(steps: shown.BySteps) -> Iterator[tuple[str, float, int]]:
         worst = max(at, worst)
 
 
-def _positions(
-    out: Readout, result: Result, groups: Sequence[Group], crossings: Sequence[tuple[str, float, int]]
-) -> list[shown.Positions]:
-    """Read out K3 by position: of all steps, and before and after the mismatch grew."""
-    (axis,) = (by for by in OF_TOKENS if by.name == POSITION)
-    places = {place.key: place for place in result.at(axis.name)}
-    if not places:
-        return []
-    labels = [*axis.labels[: 1 + max(axis.labels.index(key) for key in places)]]
-    k3 = [places[key].numbers["k3"] if key in places else Number(unit="nats") for key in labels]
-    tokens = [places[key].tokens if key in places else 0 for key in labels]
-    every = shown.Positions(steps=None, labels=labels, tokens=tokens, k3=_series(k3))
-    if len(groups) < 2:
-        return [every]
-    at, firsts = (len(groups) + 1) // 2, [group.first for group in groups]
-    if crossings and crossings[-1][2] > firsts[0]:
-        at = firsts.index(crossings[-1][2])
-
-    def of(some: Sequence[Group]) -> shown.Positions:
-        sums = reduce(Table.merge, (group.sums for group in some))
-        reader, row = _reader(out, sums), _ROWS["k3"]
-        rows = [replace(row, of=mean(f"k3@{place}", f"tokens@{place}")) for place in range(len(labels))]
-        return shown.Positions(
-            steps=(some[0].first, some[-1].last),
-            labels=labels,
-            tokens=[round(reader.sum(f"tokens@{place}")) for place in range(len(labels))],
-            k3=_series(reader.all([(row, "") for row in rows])),
-        )
-
-    return [every, of(groups[:at]), of(groups[at:])]
-
-
 # ---------------------------------------------------------------- tails, lengths
 
 POINTS = 60
@@ -273,7 +228,7 @@ def _lag_evidence(
         if many > 0 and lag % many == 0 and square * many == lag * lag:  # all sequences have one lag
             by_lag.setdefault(int(lag / many), []).append(at)
     lag_of_most = max(by_lag, key=lambda lag: (len(by_lag[lag]), lag), default=0)
-    if steps is not None and len(at_lag := by_lag.get(lag_of_most, ())) > 1:
+    if steps is not None and len(at_lag := by_lag.get(lag_of_most, [])) > 1:
         first, last = at_lag[0], at_lag[-1]
         found.lag, found.steps = lag_of_most, (steps.first[first], steps.last[last])
         found.start, found.end = steps.series["k3"][first], steps.series["k3"][last]

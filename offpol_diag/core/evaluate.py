@@ -300,6 +300,7 @@ class Evaluator:
         passing = [self.passes(rule) for rule in sequences.rules]
         return _all(passing if sequences.veto is None else [*passing, self.veto_hits(*sequences.veto) == 0])
 
+    @once
     def kept(self, tokens: TokenRules, sequences: SequenceRules) -> Array:
         """Flag the tokens that pass all rules, in sequences that the veto leaves, [T]."""
         passing, left = self.passing_tokens(tokens), self.passing_sequences(sequences)

@@ -135,9 +135,9 @@ def observe(terms: Terms) -> State:
 
     Returns:
         density: by rollout and trainer bin, [BINS²]; noise: without and with lag 0, by rollout probability
-        and |Δ|, [2 · Q · SIZES]; in_sync: Δ on the lattice; between: tokens, Σ(r − 1), Σ(r − 1)² and ΣK3
-        between `EDGES`, [4, E+1]; corner: tokens and ΣK3 of those that only the rollout holds likely, [2];
-        lengths: sequences with a token.
+        and |Δ|, [2 · Q · SIZES]; in_sync: Δ on the lattice; between: tokens, Σ(r − 1) and Σ(r − 1)² between
+        `EDGES`, [3, E+1]; lost: tokens and ΣK3 of those that only the rollout holds likely, [2]; lengths:
+        sequences with a token.
     """
     first, second, noise, sizes = _bins()
     of_q, many, batch = code(terms.log_rollout), (len(NOISE_EDGES) + 1) * SIZES, terms.tokens.batch
@@ -150,8 +150,8 @@ def observe(terms: Terms) -> State:
 
     far, at = np.flatnonzero(terms.abs_log_ratio > FAR), np.full(batch.tokens, len(THRESHOLDS))
     at[far] = np.searchsorted(EDGES, terms.log_ratio[far], side="right")
-    r1, k3 = terms.ratio_minus_1, terms.k3
-    between = np.stack([np.bincount(at, x, len(EDGES) + 1) for x in (None, r1, r1 * r1, k3)])
+    r1 = terms.ratio_minus_1
+    between = np.stack([np.bincount(at, x, len(EDGES) + 1) for x in (None, r1, r1 * r1)])
     lost = (terms.log_rollout > math.log(LIKELY)) & (terms.log_train < math.log(UNLIKELY))
     lengths = batch.lengths[batch.lengths > 0]
     counts = {
@@ -159,7 +159,7 @@ def observe(terms: Terms) -> State:
         "noise": np.bincount(size, minlength=2 * many),
         "in_sync": in_sync,
         "between": between,
-        "corner": np.array([lost.sum(), k3[lost].sum()]),
+        "lost": np.array([lost.sum(), terms.k3[lost].sum()]),
         "lengths": np.bincount((8 * np.log2(lengths)).astype(np.int64), minlength=len(LENGTHS) - 1),
     }
     return State(counts={name: x.astype(np.float64) for name, x in counts.items()})
@@ -226,7 +226,7 @@ def noise(counts: Array) -> list[tuple[Any, ...]]:
 
 def token_thresholds(between: Array) -> list[tuple[float, float | None, float, float]]:
     """Read off sums between `EDGES` each threshold b, ESS of min(r, b), and what b truncates and keeps."""
-    tokens, r1, r11, _ = between
+    tokens, r1, r11 = between
     b, many, n = np.array(THRESHOLDS), len(THRESHOLDS), tokens.sum()
     below = np.cumsum(np.stack((tokens, tokens + r1, tokens + 2 * r1 + r11)), axis=1)
     of_b, of_1_over_b = below[:, many:-1], below[0, :many][::-1]

@@ -278,32 +278,31 @@ def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Pr
     A token is dropped if it is rejected, vetoed or of weight 0, a sequence if all its tokens are.
     """
     tokens, batch, runs = terms.tokens, terms.tokens.batch, terms.tokens.sequences
-    columns, records = dict(tokens.counts), dict[str, Any]()
-    total = runs.sum(terms.log_ratio)
+    total, records = runs.sum(terms.log_ratio), dict[str, Any]()
     sizes = np.nan_to_num(total)
 
-    def add(name: str, **units: tuple[Array, Array]) -> None:
-        for unit, (count, log_ratio) in units.items():  # how many of each sequence, and their ΣΔ, [S]
-            sums = {"count": count, "log_ratio": log_ratio, "length": count * runs.n}
-            sums |= {} if batch.rewards is None else {"reward": count * batch.rewards}
-            columns.update({f"{name}|{unit}.{column}": x for column, x in sums.items()})
+    def sums(name: str, count: Array, log_ratio: Array) -> dict[str, Array]:
+        """Return columns of some tokens or sequences: how many there are in each sequence, and their ΣΔ."""
+        found = {"count": count, "log_ratio": log_ratio, "length": count * runs.n}
+        found |= {} if batch.rewards is None else {"reward": count * batch.rewards}
+        return {f"{name}.{column}": x for column, x in found.items()}
 
     def kept(preset: Preset) -> Array:
         found: Array = tokens.kept(*rules_of(preset))
-        if preset.weight is None or not may_be_zero(preset.weight):
-            return found
-        some: Array = tokens.weight(preset.policy, preset.weight) != 0
-        weighted: Array = found & (some if preset.weight.on_tokens else runs.spread(some))
-        return weighted
+        if preset.weight is not None and may_be_zero(preset.weight):
+            weighs: Array = tokens.weight(preset.policy, preset.weight) != 0
+            found = found & (weighs if preset.weight.on_tokens else runs.spread(weighs))
+        return found
 
-    add(EVERY, tokens=(runs.n, total), sequences=(tokens.filled, total))
+    columns = tokens.counts | sums(f"{EVERY}|tokens", runs.n, total)
+    columns |= sums(f"{EVERY}|sequences", tokens.filled, total)
     for ours, theirs in pairs:
-        name, mine = f"{ours.name}>{theirs.name}", kept(ours)
-        lost = kept(theirs) & ~mine
+        name, ours_kept = f"{ours.name}>{theirs.name}", kept(ours)
+        lost = kept(theirs) & ~ours_kept
         many = runs.count(lost)
-        whole = (many > 0) & (runs.count(mine) == 0)
-        of_lost = runs.sum(np.where(lost, terms.log_ratio, 0.0))
-        add(name, tokens=(many, of_lost), sequences=(floats(whole), np.where(whole, total, 0.0)))
+        whole = (many > 0) & (runs.count(ours_kept) == 0)
+        columns |= sums(f"{name}|tokens", many, runs.sum(np.where(lost, terms.log_ratio, 0.0)))
+        columns |= sums(f"{name}|sequences", floats(whole), np.where(whole, total, 0.0))
         examples = []
         for at in _largest(np.abs(sizes) * (many > 0), EXAMPLES).tolist():
             reward = None if batch.rewards is None else float(batch.rewards[at])
@@ -315,18 +314,25 @@ def observe_drops(terms: Terms, buckets: Array, pairs: Sequence[tuple[Preset, Pr
 
 def dropped(state: State, seed: int, pairs: Sequence[tuple[Preset, Preset]]) -> dict[str, Any]:
     """Read what presets drop that others keep, beside all there is: fields of a `Comparison`."""
-    reader, drops = Reader.of(state.tables["drops"], seed, state.many), list[Drops]()
+    reader = Reader.of(state.tables["drops"], seed, state.many)
 
-    def subset(name: str, unit: str) -> Subset:
-        prefix, rewarded = f"{name}|{unit}.", "reward" in reader.drawn
-        share = Formula("share", f"share of all {unit}", mean("count", unit), "fraction", unit)
-        numbers = {row.name: reader.number(row, prefix) for row in (share, *MEANS[: 2 + rewarded])}
-        numbers |= {} if rewarded else {"reward": missing(MEANS[2], ["rewards"])}
-        return Subset(count=round(reader.sum(f"{prefix}count")), numbers=numbers)
+    def subsets(name: str) -> dict[str, Subset]:
+        found = {}
+        for unit in ("tokens", "sequences"):
+            prefix, rewarded = f"{name}|{unit}.", "reward" in reader.drawn
+            share = Formula("share", f"share of all {unit}", mean("count", unit), "fraction", unit)
+            numbers = {row.name: reader.number(row, prefix) for row in (share, *MEANS[: 2 + rewarded])}
+            numbers |= {} if rewarded else {"reward": missing(MEANS[2], ["rewards"])}
+            found[unit] = Subset(count=round(reader.sum(f"{prefix}count")), numbers=numbers)
+        return found
 
-    for ours, theirs in pairs:
-        name = f"{ours.name}>{theirs.name}"
-        examples = state.records[f"drops.{name}"].read(LostSequence)
-        both = {unit: subset(name, unit) for unit in ("tokens", "sequences")}
-        drops.append(Drops(dropped_by=ours.name, kept_by=theirs.name, examples=examples, **both))
-    return {f"all_{unit}": subset(EVERY, unit) for unit in ("tokens", "sequences")} | {"drops": drops}
+    drops = [
+        Drops(
+            dropped_by=ours.name,
+            kept_by=theirs.name,
+            examples=state.records[f"drops.{ours.name}>{theirs.name}"].read(LostSequence),
+            **subsets(f"{ours.name}>{theirs.name}"),
+        )
+        for ours, theirs in pairs
+    ]
+    return {f"all_{unit}": one for unit, one in subsets(EVERY).items()} | {"drops": drops}

@@ -112,7 +112,7 @@ class Observe:
         kept, fresh = named("kept", study.families), named("weighted", presets if study.lag_0 else ())
         more = {places.LENGTH: named("left", presets), places.LAG: fresh}
         tables = places.observe(main, pieces, columns, more, buckets, study.group_by)
-        tables |= charts.observe(main, study.drifts, pieces[0], columns, kept, buckets)
+        tables |= charts.observe(main, study.drifts, columns, kept, buckets)
         states.append(preset_numbers.observe(of_presets, presets, buckets, batch.steps))
         every = [preset for preset in presets if preset not in study.normalised]
         columns |= preset_numbers.added(of_presets, every)

@@ -81,13 +81,10 @@ def facts(dump: Dump, state: State, made: Sequence[str] = ()) -> DumpFacts:
 # ---------------------------------------------------------------- the dump, whatever the preset
 
 MEANS_OF_RATIOS = {
-    "mean_ratio": tails.doubt,
-    "chi2_token": tails.doubt,
-    "k3": tails.caution,
-    "tv": tails.caution,
-    "mult_prob_error": tails.caution,
+    **dict.fromkeys(("mean_ratio", "chi2_token"), tails.UNRELIABLE),
+    **dict.fromkeys(("k3", "tv", "mult_prob_error"), tails.FEW_DECIDE),
 }
-"""Means over tokens of what grows like r → the function that qualifies them under a heavy tail."""
+"""Means over tokens of what grows like r → the note on them under a heavy tail."""
 WEIGHED = ("ess_tokens", "max_weight_share", "k3_top1_share")
 """Numbers that compare tokens' r, or k3, with each other."""
 PERPLEXITIES = ("ppl_train", "ppl_rollout", "ppl_ratio")
@@ -121,8 +118,9 @@ def _of_drift(out: Readout, drift: Drift) -> Numbers:
     for name, text in gap.SECOND_DRIFT.items() if drift.denominator == "old" else ():
         result[name] = replace(result[name], formula=text)
     held = reader.sum(f"{prefix}overflow") / reader.sum("tokens")  # the share of tokens whose r is held
-    for name, qualified in MEANS_OF_RATIOS.items():
-        result[name] = replace(qualified(result[name], result["khat_tokens"]), clamped=held)
+    for name, note in MEANS_OF_RATIOS.items():
+        number = tails.qualified(result[name], result["khat_tokens"], int(reader.sum("tokens")), note)
+        result[name] = replace(number, clamped=held)
     for name in WEIGHED if held else ():
         result[name] = replace(result[name], clamped=held)
     for name in PERPLEXITIES:

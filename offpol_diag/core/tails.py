@@ -30,17 +30,22 @@ def observe(terms: Terms, total: Array, buckets: Array) -> State:
         Histograms of Δ, and of k3 with its sums; the largest Δ and ΣΔ; log Σw and log Σw² of sequences.
     """
     prefix, at = terms.drift.prefix, index(terms.k3)
-    logs = np.where(terms.tokens.batch.lengths > 0, total, -np.inf)
     bins = np.bincount(index(terms.log_ratio), minlength=SIZE)
     k3 = np.stack([np.bincount(at, x, SIZE).astype(np.float64) for x in (None, terms.k3)])
     lowest = SIZE - 1 - int(np.searchsorted(np.cumsum(bins[::-1]), TAIL))  # the bin of the last that is kept
     largest = terms.log_ratio[terms.log_ratio >= edges()[lowest]] if lowest > 0 else terms.log_ratio
-    products = {f"{prefix}w": logs, f"{prefix}ww": 2 * logs}
+    filled = total[terms.tokens.batch.lengths > 0]
     return State(
-        tables={f"{prefix}products": Table.of(products, buckets, kind="logs")},
+        tables={f"{prefix}products": Table.of(products(terms, total), buckets, kind="logs")},
         counts={f"{prefix}bins.log_ratio": bins.astype(np.float64), f"{prefix}bins.k3": k3},
-        largest={f"{prefix}tail.tokens": largest, f"{prefix}tail.sequences": logs[logs > -np.inf]},
+        largest={f"{prefix}tail.tokens": largest, f"{prefix}tail.sequences": filled},
     )
+
+
+def products(terms: Terms, total: Array) -> dict[str, Array]:
+    """Return log w and log w² of sequences, w = e^{ΣΔ}, [S]; −inf of an empty one, which has no weight."""
+    log_weight = np.where(terms.tokens.batch.lengths > 0, total, -np.inf)
+    return {f"{terms.drift.prefix}w": log_weight, f"{terms.drift.prefix}ww": 2 * log_weight}
 
 
 # ---------------------------------------------------------------- fit of a tail
@@ -134,7 +139,9 @@ ESS_SEQUENCES = Formula(
     "fraction",
     "sequences",
 )
-_LIMIT = "unreliable above min(1 − 1/log10 n, 0.7)"
+_KHAT = "generalised Pareto shape of the largest weights {}; unreliable above min(1 − 1/log10 n, 0.7)"
+KHAT_TOKENS = Number(over="tokens", formula=_KHAT.format("r"))
+KHAT_SEQUENCES = Number(over="sequences", formula=_KHAT.format("e^{ΣΔ}"))
 _SHARES = {
     "max_weight_share": Number(unit="fraction", over="tokens", formula="max r / Σr"),
     "max_weight_share_sequences": Number(unit="fraction", over="sequences", formula="max w / Σw, w = e^{ΣΔ}"),
@@ -152,12 +159,9 @@ def numbers(reader: Reader, state: State, drift: Drift) -> Numbers:
         state: what was kept of it.
         drift: the drift.
     """
-    prefix, tokens, sequences = drift.prefix, reader.sum("tokens"), reader.sum("sequences")
-    khat_t, khat_s = (
-        _khat(state.top(f"{prefix}tail.{over}"), int(n), Number(over=over, formula=text))
-        for over, n, weight in (("tokens", tokens, "r"), ("sequences", sequences, "e^{ΣΔ}"))
-        for text in [f"generalised Pareto shape of the largest weights {weight}; {_LIMIT}"]
-    )
+    prefix, tokens, sequences = drift.prefix, int(reader.sum("tokens")), int(reader.sum("sequences"))
+    khat_t = _khat(state.top(f"{prefix}tail.tokens"), tokens, KHAT_TOKENS)
+    khat_s = _khat(state.top(f"{prefix}tail.sequences"), sequences, KHAT_SEQUENCES)
     high, total = (state.ranges[prefix + name][1] for name in ("log_ratio", "sum_log_ratio"))
     ratios, bins = tokens + reader.sum(f"{prefix}ratio_minus_1"), state.counts[f"{prefix}bins.log_ratio"]
     shares = (
@@ -166,9 +170,9 @@ def numbers(reader: Reader, state: State, drift: Drift) -> Numbers:
         _top_share(*state.counts[f"{prefix}bins.k3"]),
     )
     result = {
-        "ess_tokens": doubt(reader.number(ESS_TOKENS, prefix), khat_t),
-        "ess_sequences": doubt(reader.number(ESS_SEQUENCES, prefix), khat_s),
-        "chi2_sequence": doubt(_chi2_sequence(reader, prefix, total), khat_s),
+        "ess_tokens": qualified(reader.number(ESS_TOKENS, prefix), khat_t, tokens),
+        "ess_sequences": qualified(reader.number(ESS_SEQUENCES, prefix), khat_s, sequences),
+        "chi2_sequence": qualified(_chi2_sequence(reader, prefix, total), khat_s, sequences),
         "khat_tokens": khat_t,
         "khat_sequences": khat_s,
     }
@@ -187,18 +191,15 @@ def _khat(largest: Array, n: int, blank: Number) -> Number:
     return replace(blank, value=fitted.k, note=note)
 
 
-def doubt(number: Number, khat: Number) -> Number:
-    """Note that a mean of weights is unreliable where their tail is too heavy."""
-    return _noted(number, khat, f"unreliable: k̂ = {{}} is {(khat.note or '').split(':')[0]}")
+UNRELIABLE = "unreliable: k̂ = {khat:.2f} is above {limit:.2f}"
+FEW_DECIDE = "a few tokens decide it: k̂ = {khat:.2f}"
 
 
-def caution(number: Number, khat: Number) -> Number:
-    """Note that a few tokens dominate a mean, where the tail of the weights is too heavy."""
-    return _noted(number, khat, "a few tokens decide it: k̂ = {}")
-
-
-def _noted(number: Number, khat: Number, note: str) -> Number:
-    return replace(number, note=note.format(f"{khat.value:.2f}")) if khat.note else number
+def qualified(number: Number, khat: Number, n: int, note: str = UNRELIABLE) -> Number:
+    """Add a note to a mean over n weights where their tail is too heavy."""
+    if khat.value is None or khat.value <= limit(n):
+        return number
+    return replace(number, note=note.format(khat=khat.value, limit=limit(n)))
 
 
 def _chi2_sequence(reader: Reader, prefix: str, largest: float) -> Number:

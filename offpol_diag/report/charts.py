@@ -110,8 +110,8 @@ def histogram(result: Result) -> Chart | None:
     off, less, more = result.main("f_2").value, result.charts.less, result.charts.more
     many = f"{rounded(off, 'fraction')} of tokens differ" if off else "No token differs"
     title = f"{many} by more than a factor of 2"
-    if less and more and off:
-        below, above = (rounded(one.share, "share") for one in (less, more))
+    if off and less is not None and more is not None:
+        below, above = rounded(less, "share"), rounded(more, "share")
         title += f": {below} are less likely under the trainer, {above} more"
     up = plot.LOG | {"range": [-0.15, math.log10(max(tokens) or 1) + 0.2]}
     panel = Panel("Δ = log π_train − log π_rollout, nats", "tokens", traces, {}, up)
@@ -191,23 +191,15 @@ def tail(result: Result) -> Chart | None:
 
 
 def position(result: Result) -> Chart | None:
-    """K3 along the response: by position, before and after the mismatch grew, and by turn."""
-    if not result.charts.positions:
+    """K3 along the response: by position, and by turn."""
+    places = result.at("position")
+    sure = {place.key: place.numbers["k3"] for place in places if place.tokens >= FEW}
+    if len(places) < 2 or not sure:
         return None
-    every, *halves = result.charts.positions
-    parts, labels = halves or [every], every.labels
-    sure = [i for i in range(len(labels)) if all(one.tokens[i] >= FEW for one in parts)]
-    if len(labels) < 2 or not sure:
-        return None
-    lines, k3 = list[plot.Points](), every.k3
-    for one, colour in zip(parts, (GREY, BLUE) if halves else (BLUE,), strict=True):
-        name, k3 = "", [one.k3[i] for i in sure]
-        if one.steps is not None:
-            first, last = one.steps
-            name = f"step {first}" if first == last else f"steps {first}–{last}"
-        lines.append(([labels[i] for i in sure], k3, name, colour))
-    title = f"K3 goes along the response from {rounded(k3[0].value)} to {rounded(k3[-1].value)}"
-    panels = [plot.k3_panel("position in the response, tokens", lines, x=plot.LABELS)]
+    k3 = [*sure.values()]
+    title = f"K3 is {rounded(k3[0].value)} where responses begin, and {rounded(k3[-1].value)} at their end"
+    line: plot.Points = ([*sure], k3, "", BLUE)
+    panels = [plot.k3_panel("position in the response, tokens", [line], x=plot.LABELS)]
     turns = {place.key: place.numbers["k3"] for place in result.at("turn") if "k3" in place.numbers}
     if len(turns) > 1:
         points = ([*turns], [*turns.values()], "", TEAL)
@@ -222,7 +214,7 @@ def length(result: Result) -> Chart | None:
         return None
     x, ess = [one.tokens for one in found.curve], [one.ess_sequences for one in found.curve]
     title = f"Sequence weights over {count(x[-1])} tokens keep {rounded(ess[-1].value, 'fraction')} ESS"
-    longest, shapes = found.longest.value, [plot.tint(0, TENTH, "bad")]
+    longest, shapes = found.longest, [plot.tint(0, TENTH, "bad")]
     if longest is not None and (found.median is None or longest < found.median):
         title = f"Length trap: sequence weights keep less than 10% ESS beyond about {rounded(longest)} tokens"
         title += f"; the median response has {found.median}" if found.median else ""
