@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Final, NamedTuple
 
-from offpol_diag.diagnosis import numbers as least
-from offpol_diag.diagnosis.numbers import Evidence
+from offpol_diag.diagnosis import main_gap as least
+from offpol_diag.diagnosis.main_gap import MainGap
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Policy, catalogue
 from offpol_diag.presets.catalogue import FAMILIES
@@ -101,12 +101,12 @@ class Rule(NamedTuple):
 
     name: str
     decision: Decision
-    holds: Callable[[Evidence], bool]
+    holds: Callable[[MainGap], bool]
     sentence: str
     source: str = ""
 
 
-def _is(seen: Evidence, verdict: str) -> bool:
+def _is(seen: MainGap, verdict: str) -> bool:
     return seen.summary.diagnosis is not None and seen.summary.diagnosis.verdict == verdict
 
 
@@ -180,13 +180,13 @@ RULES = (
 def advised(summary: Result, trainer: str | None = None) -> Result:
     """Add the recommendation to the summary, with the configuration of `trainer` if one is named."""
     given = recommend(summary)
-    config = prescribed(given, trainer, Evidence(summary).policy) if trainer else None
+    config = prescribed(given, trainer, MainGap(summary).policy) if trainer else None
     return summary.model_copy(update={"recommendation": given.model_copy(update={"config": config})})
 
 
 def recommend(summary: Result) -> Recommendation:
     """Return the decision of the first rule that holds; beside a method, those of other families."""
-    seen, shown = Evidence(summary), summary.presets
+    seen, shown = MainGap(summary), summary.presets
     rule = next(rule for rule in RULES if rule.holds(seen))
     chosen, *others = FAMILIES[seen.policy] if rule.decision == METHOD else (None,)
     return Recommendation(

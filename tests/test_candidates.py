@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 
 from offpol_diag.cli import app
 from offpol_diag.diagnosis import decide
+from offpol_diag.diagnosis.candidates import evidence
+from offpol_diag.diagnosis.profile import Profile
 from offpol_diag.diagnosis.registry import CAUSES
-from offpol_diag.diagnosis.seen import EVIDENCE
+from offpol_diag.diagnosis.rows import Rows
 from offpol_diag.gate import judged, required
 from offpol_diag.number import Number
 from offpol_diag.report.gate import junit as render_junit
@@ -242,8 +244,10 @@ def test_more_uncertain_tokens_are_no_growth(tmp_path):
 
 def test_evidence_is_of_known_names_and_each_a_sentence():
     used = {name for one in CAUSES for name in (*one.speaks_for, *one.speaks_against)}
-    assert used == set(EVIDENCE)
-    assert all(text.endswith(".") for text, _ in EVIDENCE.values())
+    q = np.full(64, -1.0)
+    known = evidence(Profile(Rows(q, q - 0.1, np.array([0, 64]), np.arange(64))))
+    assert used == {name for name, _, _ in known}
+    assert all(text.endswith(".") for *_, text in known)
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from faults import responses as sampled
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
-from offpol_diag.diagnosis.cause import TRAINERS, Cause
-from offpol_diag.diagnosis.recorded import Recorded
+from offpol_diag.diagnosis.cause import TRAINERS, Cause, Found
+from offpol_diag.diagnosis.metadata import Metadata
+from offpol_diag.diagnosis.profile import Profile
 from offpol_diag.diagnosis.registry import CAUSES
 from offpol_diag.diagnosis.rows import Rows, jittered
-from offpol_diag.diagnosis.seen import Seen
 from offpol_diag.report.words import filled
 from tests import faults
 from tests.reading import analyze
@@ -49,7 +49,7 @@ def healthy(seed):
 
 def diagnosed(rows, path):
     """Write rows as a dump, with what their metadata records, and diagnose it."""
-    said = {part.split(": ")[0]: part.split(": ")[1] for part in rows.recorded if part}
+    said = {part.split(": ")[0]: part.split(": ")[1] for part in rows.metadata if part}
     table = pa.table(faults.columns(rows)).replace_schema_metadata({"offpol_diag": json.dumps(said)})
     pq.write_table(table, path)
     return analyze([str(path)], presets=()).diagnosis
@@ -101,7 +101,7 @@ def half(rows, share):
     concerned = rows.index % 2 == 0
     broken = replace(rows, p=np.where(concerned, rows.p - 0.5, rows.p))
     mended = replace(rows, p=np.where(concerned, rows.p - 0.5 * share, rows.p))
-    return IDS["boundary"].of_tokens("", broken, concerned, repaired=mended)
+    return Found(IDS["boundary"], "", broken, concerned, mended)
 
 
 @pytest.mark.parametrize(("share", "helps"), [(0.0, True), (0.5, True), (0.95, False), (1.0, False)])
@@ -117,10 +117,11 @@ def test_a_format_excuses_ten_times_what_it_has_at_the_dumps_own_steps_and_hosts
     """W4A16 is published up to K3 0.03; where another step or host has 0.0003, 0.03 is something else."""
     rows = healthy(0)
     part = np.arange(rows.sequences) % 2
-    p = jittered(rows, np.where(part == 1, size[1], size[0])[rows.owner], np.random.default_rng(0))
-    scalars = {**rows.scalars, "policy_lag": [0] * rows.sequences, column: part.tolist()}
-    said = {"recorded": Recorded(quantised="quantization: awq"), "synced": 0.012}
-    assert Seen(replace(rows, p=p, scalars=scalars, **said)).inexcusable is not excused
+    columns = {"policy_lag": [0] * rows.sequences, column: part.tolist()}
+    sizes = np.where(part == 1, size[1], size[0])[rows.owner]
+    rows = jittered(rows, sizes, np.random.default_rng(0), **columns)
+    metadata = Metadata(quantised="quantization: awq")
+    assert Profile(replace(rows, metadata=metadata, synced=0.012)).inexcusable is not excused
 
 
 # ---------------------------------------------------------------- texts

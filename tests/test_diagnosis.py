@@ -16,11 +16,10 @@ from faults import Policy, anew, capped, colder, joined
 from faults import responses as sampled
 from scipy import stats
 
-from offpol_diag.diagnosis.causes.boundary import Boundary
-from offpol_diag.diagnosis.causes.context import WrongContext
+from offpol_diag.diagnosis.causes.ends import Boundary, WrongContext
 from offpol_diag.diagnosis.causes.ids import SpecialToken
-from offpol_diag.diagnosis.rows import SURE, Rows, bound
-from offpol_diag.diagnosis.seen import common
+from offpol_diag.diagnosis.estimates import SURE, bound, common_share
+from offpol_diag.diagnosis.rows import Rows
 from tests import faults
 from tests.reading import analyze
 
@@ -480,7 +479,7 @@ def test_the_systematic_share_is_that_of_all_pairs_of_different_responses(seed, 
     scalars = {"group_id": [f"p{i % 10}" for i in range(30)]} if named else {}
     starts = np.concatenate(([0], np.cumsum([*map(len, at)])))
     rows = Rows(np.full(len(ids), -1.0), delta - 1.0, starts, position, ids, scalars=scalars)
-    found, (value, low, high, parts) = common(rows), by_pairs(rows, named)
+    found, (value, low, high, parts) = common_share(rows), by_pairs(rows, named)
     assert found.value == pytest.approx(value, rel=1e-9, abs=1e-12)
     assert (found.low, found.high) == pytest.approx((low, high), rel=1e-3)
     assert found.groups == parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offpol_diag.diagnosis.recorded import FLOORS, PLAIN, QUANTISED, ceiling, recorded
+from offpol_diag.diagnosis.metadata import FLOORS, PLAIN, QUANTISED, Metadata
 
 BF16 = {"rollout_dtype": "bfloat16"}
 
@@ -29,4 +29,4 @@ def test_every_row_has_a_source_a_range_and_a_known_number_format():
     ],
 )
 def test_ten_times_what_is_published_of_a_format_is_excused_and_of_none_more_than_0_3(provenance, most):
-    assert ceiling(recorded(provenance)) == pytest.approx(most)
+    assert Metadata.of(provenance).ceiling == pytest.approx(most)

@@ -95,7 +95,7 @@ def read(path, given):
     batch = joined([*open_dump([str(path)]).batches()])
     groups = groups_of(batch.key, batch.steps)
     sample = Sample.of(Tokens.of(batch).terms(DRIFTS[0]), groups)
-    return Rows.sampled(sample.read())
+    return Rows.of(sample.read())
 
 
 def places(path, given):

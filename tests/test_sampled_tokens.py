@@ -12,8 +12,8 @@ import pytest
 from faults import Policy, colder
 from faults import responses as sampled
 
-from offpol_diag.diagnosis.causes.constants import Sentinel
 from offpol_diag.diagnosis.causes.ids import SpecialToken
+from offpol_diag.diagnosis.causes.values import Sentinel
 from offpol_diag.diagnosis.rows import Rows
 from tests.reading import analyze
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from offpol_diag.diagnosis.causes.constants import CopiedMean
+from offpol_diag.diagnosis.causes.values import CopiedMean
 from offpol_diag.presets.catalogue import load
 from offpol_diag.trainers import TRAINERS, table
 

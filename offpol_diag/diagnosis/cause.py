@@ -1,8 +1,7 @@
-"""A cause of a mismatch: what it looks like, how it is found, said, confirmed and mended, and how it is made.
+"""A cause of a mismatch: what it looks like, how it is found, confirmed and fixed, and how it is made.
 
-A subclass in a file of `causes/`, listed in `registry.CAUSES`, is all that a cause is: the answer of
-`doctor`, `doctor --explain`, docs/causes.md, the test of planted faults and benchmarks/doctor.py are made of
-it.
+A cause is a subclass in `causes/`, listed in `registry.CAUSES`, and a table in data/causes.toml of what only
+an explanation prints. `doctor`, docs/causes.md, the tests and benchmarks/doctor.py are made of these.
 """
 
 from __future__ import annotations
@@ -12,16 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from inspect import cleandoc
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
+from offpol_diag.diagnosis.profile import Profile
 from offpol_diag.diagnosis.rows import Flags, Rows
-from offpol_diag.diagnosis.seen import Seen
 
 TRAINERS = {"verl": "verl", "trl": "TRL", "slime": "slime", "nemo-rl": "NeMo-RL"}
 """Key in data/causes.toml → what the trainer is called."""
-SAID = tomllib.loads(files("offpol_diag").joinpath("data", "causes.toml").read_text(encoding="utf-8"))
+TEXTS = tomllib.loads(files("offpol_diag").joinpath("data", "causes.toml").read_text(encoding="utf-8"))
+"""Id of a cause → texts for its explanation: look-alikes, settings of trainers, threads."""
 
 
 class Thread(NamedTuple):
@@ -43,28 +43,29 @@ class Found:
 
     Attributes:
         cause: which.
-        evidence: the numbers that say it, in words.
+        evidence: the numbers that show it, in words.
         rows: the rows in which it was found, T tokens of S sequences.
-        tokens, sequences: flags of those concerned, [T] and [S].
+        tokens: flags of the tokens concerned, [T].
         repaired: the rows with the fault undone, or without the tokens concerned; None if no repair is known.
         exact: whether the evidence is a count and needs no interval.
         approximate: whether the repair is approximate.
-        alone: whether it counts only where nothing else is found.
-        words: what is filled into the texts of the cause; `after` replaces its own.
-        where: the group of sequences that has the fault (`host = b`), or empty.
+        words: what is filled into the texts of the cause; `after` replaces its own, `where` is the group of
+            sequences that has the fault (`host = b`).
     """
 
     cause: Cause
     evidence: str
     rows: Rows
     tokens: Flags
-    sequences: Flags
     repaired: Rows | None = None
     exact: bool = False
     approximate: bool = False
-    alone: bool = False
     words: Mapping[str, str] = field(default_factory=dict)
-    where: str = ""
+
+    @property
+    def sequences(self) -> Flags:
+        """Flags of the sequences concerned, [S]."""
+        return self.rows.sum(self.tokens) > 0
 
     @property
     def helps(self) -> bool:
@@ -74,9 +75,9 @@ class Found:
         """
         if self.repaired is None or self.exact or not self.repaired.tokens:
             return True
-        others = self.rows.k3_cut[~self.tokens]
-        before, target = float(self.rows.k3_cut.mean()), float(others.mean()) if len(others) else 0.0
-        return float(self.repaired.k3_cut.mean()) <= HALFWAY * (before + target)
+        others = self.rows.k3[~self.tokens]
+        before, target = float(self.rows.k3.mean()), float(others.mean()) if len(others) else 0.0
+        return float(self.repaired.k3.mean()) <= HALFWAY * (before + target)
 
 
 class Cause:
@@ -89,14 +90,13 @@ class Cause:
         kind: the numbers are logged wrongly, tokens were sampled otherwise than logged, the two sides compute
             another model or hold other weights (all of these are bugs), or the mismatch is honest.
         needs: columns without which it is not looked for.
-        sentence: what is said of a dump, a clause.
+        sentence: the statement about a dump, a clause.
         confirm: the measurement that confirms it.
         fix: what to change.
         after: the repair that the numbers after the fix assume.
-        apart: cause that looks like it → what tells the two apart.
-        blanks: field of `confirm` or `fix` → what stands for it where no dump is at hand.
         statement: what would be wrong, a sentence, where nothing is established and it may fit.
-        speaks_for, speaks_against: names of the evidence for and against it then, the strongest first.
+        speaks_for, speaks_against: names in `candidates.evidence` of what speaks for and against it then, the
+            strongest first.
     """
 
     id: ClassVar[str]
@@ -106,8 +106,6 @@ class Cause:
     confirm: ClassVar[str] = ""
     fix: ClassVar[str] = ""
     after: ClassVar[str] = ""
-    apart: ClassVar[Mapping[str, str]] = {}
-    blanks: ClassVar[Mapping[str, str]] = {}
     statement: ClassVar[str] = ""
     speaks_for: ClassVar[tuple[str, ...]] = ()
     speaks_against: ClassVar[tuple[str, ...]] = ()
@@ -128,40 +126,37 @@ class Cause:
         return "honest" if self.kind == "honest" else "bug"
 
     @property
+    def apart(self) -> Mapping[str, str]:
+        """Cause that looks like it → what distinguishes the two."""
+        return dict(TEXTS[self.id]["apart"])
+
+    @property
+    def blanks(self) -> Mapping[str, str]:
+        """Field of `confirm` or `fix` → what stands for it where no dump is at hand."""
+        return dict(TEXTS[self.id].get("blanks", {}))
+
+    @property
     def settings(self) -> Mapping[str, str]:
         """Trainer → how its own settings and columns confirm it."""
-        return {name: text for name, text in SAID.get(self.id, {}).items() if name in TRAINERS}
+        return {name: text for name, text in TEXTS[self.id].items() if name in TRAINERS}
 
     @property
     def threads(self) -> tuple[Thread, ...]:
-        """Public threads of which it became known as the cause."""
-        return tuple(Thread(**one) for one in SAID.get(self.id, {}).get("threads", ()))
+        """Public threads in which it turned out to be the cause."""
+        return tuple(Thread(**one) for one in TEXTS[self.id].get("threads", ()))
 
     def look(self, rows: Rows) -> Found | None:
-        """Look for it in rows that are mended of what was found before; None if it is not there."""
+        """Look for it in rows that are repaired of what was found before; None if it is not there."""
         return None
 
     def look_alone(self, rows: Rows) -> Found | None:
-        """Look for what counts only where nothing else is found."""
+        """Look for what counts only where nothing else is found; of a cause in `registry.ALONE`."""
         return None
 
-    def fits(self, seen: Seen) -> bool:
-        """Return whether it may be the cause where none is established."""
+    def fits(self, profile: Profile) -> bool:
+        """Return whether it may be the cause where none is established; of one in `registry.CANDIDATES`."""
         return False
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows | None:
         """Make the fault in healthy rows, for tests and benchmarks; None if that needs a model."""
         return None
-
-    def of_sequences(self, evidence: str, rows: Rows, sequences: Flags, **rest: Any) -> Found:
-        """Return a finding in whole sequences, [S]."""
-        return Found(self, evidence, rows, sequences[rows.owner], sequences, **rest)
-
-    def of_all(self, evidence: str, rows: Rows, **rest: Any) -> Found:
-        """Return a finding in all tokens."""
-        return self.of_sequences(evidence, rows, np.ones(rows.sequences, bool), **rest)
-
-    def of_tokens(self, evidence: str, rows: Rows, tokens: Flags, **rest: Any) -> Found:
-        """Return a finding in single tokens [T], which the repair leaves out."""
-        rest = {"repaired": rows.keep(~tokens), **rest}
-        return Found(self, evidence, rows, tokens, rows.sum(tokens) > 0, **rest)

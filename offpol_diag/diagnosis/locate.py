@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offpol_diag.diagnosis.rows import Flags, Floats, Ints, Rows, alike, clusters, numbered
+from offpol_diag.diagnosis.rows import Flags, Floats, Ints, Rows, numbered
 from offpol_diag.diagnosis.splits import Split, splits
 from offpol_diag.numerals import rounded
 from offpol_diag.result import Location
@@ -27,28 +27,34 @@ LEVEL, GAIN, MOST = 0.001, 0.3, 0.9
 Of 217 dumps with known causes no healthy one has such a place."""
 SURE, FEW, SHUFFLES = 6.0, 30, 100
 """Standard errors over groups by which levels differ, as the best of some 10,000 cuts is taken; groups below
-which half of that and a gain are asked for that no such number of shufflings of the labels reaches."""
+which half of that is enough, if no such number of shufflings of the labels gains as much."""
 SPAN, SECOND = 0.2, 0.3
 """What a second end of a cut must gain, and a second split beyond any single one."""
 SEEDS, TRIED, LISTED, AS_WELL = 3, 8, 3, 0.8
-"""First splits that are split again, cuts of a split that are tried, most places that are said, and least
+"""First splits that are split again, cuts of a split that are tried, most places that are listed, and least
 gain of each in that of the first: what gains less goes with it."""
 CODES = 256
 """Most places at which a cut of two ends may begin or end; a cut of one end may at any."""
 
 
 class Column(NamedTuple):
-    """Tokens by a split: values and codes (−1: none), [T], number of codes, whether it is of sequences."""
+    """The tokens by one split: values and their codes (−1: none), [T], and the number of different values.
+
+    Cuts go along the codes: rising values, or those of the highest level first where values have no order.
+    """
 
     split: Split
     values: Floats
     codes: Ints
     many: int
-    whole: bool
+    of_sequences: bool
 
 
 class Cut(NamedTuple):
-    """Tokens inside, [T], what telling them apart gains, less `SPAN` for a second end; tokens cut, [T]."""
+    """A cut of some tokens, `within` [T], into those `inside` [T] and the rest.
+
+    `score` is what it gains, less `SPAN` for a second end.
+    """
 
     column: Column
     inside: Flags
@@ -56,7 +62,7 @@ class Cut(NamedTuple):
     within: Flags
 
     def words(self, some: Flags) -> tuple[str, str] | None:
-        """Return some tokens, those inside or all others, in words, and the rest; None if no interval."""
+        """Return in words either side of the cut, `some`, and the rest; None if it is no interval."""
         split, values, codes, *_ = self.column
         if split.kinds:
             names = [split.kinds[int(one)] for one in np.unique(values[some & (codes >= 0)])]
@@ -69,30 +75,31 @@ class Cut(NamedTuple):
 
 
 class Search(NamedTuple):
-    """Tokens with their level, [T] nats, and group (a prompt of a step), [T]."""
+    """The search for cuts: rows, level of each token, [T] nats, and its group (a prompt of a step), [T]."""
 
     rows: Rows
     level: Floats
     group: Ints
 
     def column(self, split: Split) -> Column | None:
-        """Tell tokens apart by a split; None where all are alike."""
+        """Order the tokens by a split; None where all are alike."""
         found = split.values(self.rows)
         if found is None:
             return None
-        values = np.asarray(found if len(found) == self.rows.tokens else found[self.rows.owner], np.float64)
-        starts = np.unique(values[~np.isnan(values)])
-        codes = np.where(np.isnan(values), -1, np.searchsorted(starts, values))
-        if split.kinds and len(starts):  # those of the highest level first
-            n, x = self.sums(codes, len(starts))
-            codes = np.where(codes < 0, -1, np.argsort(np.argsort(-x / np.maximum(n, 1)))[codes])
-        whole = len(found) < self.rows.tokens
-        return Column(split, values, codes, len(starts), whole) if codes.min() < codes.max() else None
+        of_sequences = len(found) < self.rows.tokens
+        values = np.asarray(found[self.rows.owner] if of_sequences else found, np.float64)
+        different = np.unique(values[~np.isnan(values)])
+        codes = np.where(np.isnan(values), -1, np.searchsorted(different, values))
+        if split.kinds and len(different):
+            tokens, level = self.sums(codes, len(different))
+            codes = np.where(codes < 0, -1, np.argsort(np.argsort(-level / np.maximum(tokens, 1)))[codes])
+        alike = codes.min() == codes.max()
+        return None if alike else Column(split, values, codes, len(different), of_sequences)
 
     def sums(self, codes: Ints, many: int) -> tuple[Floats, Floats]:
-        """Count the tokens of each code, and add their levels, [C] each."""
-        n, x = (np.bincount(codes + 1, weights, many + 1)[1:] for weights in (None, self.level))
-        return np.asarray(n, np.float64), np.asarray(x, np.float64)
+        """Return the number of tokens of each code, and the sum of their levels, [C] each."""
+        tokens, level = (np.bincount(codes + 1, weights, many + 1)[1:] for weights in (None, self.level))
+        return np.asarray(tokens, np.float64), np.asarray(level, np.float64)
 
     def gains(self, column: Column, codes: Ints) -> tuple[Ints, Ints, Floats]:
         """Return the codes from which to before which each cut goes, and its gain; −inf where it is none."""
@@ -121,14 +128,15 @@ class Search(NamedTuple):
         return None
 
     def agreed(self, inside: Flags) -> bool:
-        """Return whether the difference of the levels is sure, by linearisation over groups."""
-        groups, gap, error = int(self.group.max()) + 1, 0.0, np.zeros(1)
+        """Return whether the levels surely differ, by linearisation over groups."""
+        groups, difference, error = int(self.group.max()) + 1, 0.0, np.zeros(1)
         for sign, some in ((1, inside), (-1, ~inside)):
             n = np.bincount(self.group[some], minlength=groups)
             x = np.bincount(self.group[some], self.level[some], groups)
             mean = x.sum() / n.sum()
-            gap, error = gap + sign * mean, error + sign * (x - mean * n) / n.sum()
-        return bool(gap > (SURE if groups >= FEW else SURE / 2) * np.sqrt(np.square(error).sum()))
+            difference, error = difference + sign * mean, error + sign * (x - mean * n) / n.sum()
+        sure = SURE if groups >= FEW else SURE / 2
+        return bool(difference > sure * np.sqrt(np.square(error).sum()))
 
     def by_chance(self, cut: Cut) -> bool:
         """Return whether groups are few, and shuffled labels of groups, sequences or tokens gain as much.
@@ -179,28 +187,27 @@ def gained(share: Floats, inside: Floats, outside: Floats) -> Floats:
 
 
 def locate(rows: Rows) -> list[Location]:
-    """Return the places that tell damaged tokens from clean ones and are established, the clearest first."""
+    """Return the places that separate damaged tokens from clean ones and are established, clearest first."""
     delta = np.clip(rows.delta, -30, 30)
     level = np.minimum(np.expm1(delta) - delta, CAP)
     if not level.any():
         return []
-    groups = numbered(zip(alike(rows).tolist(), clusters(rows).tolist(), strict=True))
-    search, every = Search(rows, level, groups[rows.owner]), np.ones(rows.tokens, np.bool_)
-    columns = [one for one in map(search.column, splits(rows)) if one]
-    alone = [cut for one in columns if (cut := search.best(one, every))]
-    found = [[cut] for cut in alone]
-    seeds = sorted((cut for cut in alone if cut.column.whole), key=lambda cut: -cut.score)[:SEEDS]
-    for first, column in product(seeds, columns):
+    group = numbered(zip(rows.weights.tolist(), rows.group.tolist(), strict=True))
+    search = Search(rows, level, group[rows.owner])
+    columns = [column for column in map(search.column, splits(rows)) if column]
+    single = [cut for column in columns if (cut := search.best(column, rows.every))]
+    found = [[cut] for cut in single]
+    first_cuts = sorted((cut for cut in single if cut.column.of_sequences), key=lambda cut: -cut.score)
+    for first, column in product(first_cuts[:SEEDS], columns):
         second = search.best(column, first.inside)
-        if second and second.score > max(cut.score for cut in alone) + SECOND:
+        if second and second.score > max(cut.score for cut in single) + SECOND:
             found.append([first, second])
     places: list[Location] = []
     for cuts in sorted(found, key=lambda cuts: -round(cuts[-1].score, 1)):
         place = search.location(cuts)
-        sure = (
-            place.inside >= max(LEVEL, RATIO * place.outside) and place.gain >= GAIN and place.share <= MOST
-        )
-        well = not places or place.gain >= AS_WELL * places[0].gain
-        if sure and well and len(places) < LISTED and not search.by_chance(cuts[-1]):
+        if place.inside < max(LEVEL, RATIO * place.outside) or place.gain < GAIN or place.share > MOST:
+            continue
+        as_clear = not places or place.gain >= AS_WELL * places[0].gain
+        if as_clear and len(places) < LISTED and not search.by_chance(cuts[-1]):
             places.append(place)
     return places

@@ -1,7 +1,7 @@
-"""The verdict of three: which of engine and trainer a third computation of the same tokens reproduces.
+"""The verdict by side: whether a third computation of the same tokens reproduces the engine, or the trainer.
 
-Here is what needs no model: numbers of tokens, their means clustered by prompt, the outcomes and their words.
-`offpol_diag.rescore` adds the hypotheses.
+The third one is the column `reference_log_probs`, the run's model scored again by `offpol_diag.rescore`.
+Here is what needs no model: distances of columns with errors clustered by prompt, outcomes and their words.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from offpol_diag.diagnosis.rows import Floats, Ints, Rows, clusters, ratio
+from offpol_diag.diagnosis.estimates import Estimate
+from offpol_diag.diagnosis.rows import Floats, Ints, Rows
 from offpol_diag.numerals import rounded
 from offpol_diag.result import Outcome, Reference, Side
 
@@ -39,7 +40,8 @@ def k3(one: Floats, other: Floats) -> float:
 def mean_error(x: Floats, groups: Ints) -> tuple[float, float]:
     """Return the mean of tokens [T], and its standard error clustered by group; infinite for one group."""
     at = np.unique(groups, return_inverse=True)[1]
-    return ratio(np.bincount(at, x), np.bincount(at))
+    mean = Estimate.ratio(np.bincount(at, x), np.bincount(at))
+    return mean.value, mean.error
 
 
 def beyond(distance: Floats, noise: Floats, groups: Ints, floors: float = FLOORS) -> bool:
@@ -49,7 +51,7 @@ def beyond(distance: Floats, noise: Floats, groups: Ints, floors: float = FLOORS
 
 
 def outcome(engine: bool, trainer: bool, alike: bool) -> Outcome:
-    """Return the outcome, given which columns are odd, and whether both are alike."""
+    """Return the outcome, given which columns differ from the reference, and whether both are alike."""
     if engine and trainer:
         return "reference" if alike else "both"
     return "engine" if engine else "trainer" if trainer else "same"
@@ -77,31 +79,33 @@ def in_dump(rows: Rows, provenance: Mapping[str, Any], columns: Mapping[str, str
 
     The provenance says what bf16 changes of the reference, and what the verdict rests on.
     """
-    said = provenance.get(KEY)
-    if rows.reference is None or not isinstance(said, dict) or not isinstance(said.get("floor"), float):
+    about = provenance.get(KEY)
+    if rows.reference is None or not isinstance(about, dict) or not isinstance(about.get("floor"), float):
         return None
-    groups, noise = clusters(rows)[rows.owner], np.full(rows.tokens, said["floor"])
-    between, many = gaps(rows.q, rows.p), len(np.unique(groups))
+    group, noise = rows.group[rows.owner], np.full(rows.tokens, about["floor"])
+
+    def side(name: str, column: Floats, reference: Floats) -> Side:
+        """Return how far a column is from the reference."""
+        distance = gaps(column, reference)
+        state = "unknown" if beyond(distance, noise, group) else "same"
+        return Side(column=name, state=state, distance=float(distance.mean()), k3=k3(reference, column))
+
     train = columns.get("old_log_probs") or columns.get("current_log_probs")
-    sides = []
-    for name, column in ((columns.get("rollout_log_probs", ""), rows.q), (train, rows.p)):
-        distance = gaps(column, rows.reference)
-        state = "unknown" if beyond(distance, noise, groups) else "same"
-        size = {"distance": float(distance.mean()), "k3": k3(rows.reference, column)}
-        sides.append(Side(column=str(name), state=state, **size))
-    engine, trainer = sides
-    odd = outcome(engine.state != "same", trainer.state != "same", not beyond(between, noise, groups))
-    found = "few" if many < LEAST_GROUPS else odd
+    engine = side(columns.get("rollout_log_probs", ""), rows.q, rows.reference)
+    trainer = side(str(train), rows.p, rows.reference)
+    apart, groups = gaps(rows.q, rows.p), len(np.unique(group))
+    differ = outcome(engine.state != "same", trainer.state != "same", not beyond(apart, noise, group))
+    found = "few" if groups < LEAST_GROUPS else differ
     return Reference(
         verdict=found,
-        headline=headline(found, engine, trainer, float(between.mean())),
-        model=str(said.get("model", "")),
-        rests_on=str(said.get("rests_on", "")),
-        floor=said["floor"],
-        apart=float(between.mean()),
+        headline=headline(found, engine, trainer, float(apart.mean())),
+        model=str(about.get("model", "")),
+        rests_on=str(about.get("rests_on", "")),
+        floor=about["floor"],
+        apart=float(apart.mean()),
         engine=engine,
         trainer=trainer,
         tokens=rows.tokens,
         sequences=rows.sequences,
-        groups=many,
+        groups=groups,
     )

@@ -1,4 +1,4 @@
-"""Sequences of a dump as flat numpy arrays, and the statistics that causes use."""
+"""The sample of a dump that the diagnosis reads: its sequences as flat numpy arrays."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offpol_diag.core.intervals import quantile
 from offpol_diag.core.kept_rows import Sample
-from offpol_diag.diagnosis.recorded import Recorded
+from offpol_diag.diagnosis.metadata import Metadata
 from offpol_diag.dump.schema import DIGESTS
 
 Floats = NDArray[np.float64]
@@ -24,6 +23,8 @@ T = TypeVar("T")
 
 CAP, LARGEST = 3.0, 1e6
 """Bounds, nats: of |Δ| in robust statistics, a factor of 20; of logged values, whose squares stay finite."""
+WEIGHTS = ("step", "policy_lag", "rollout_version", "train_version")
+"""Columns that say which weights sampled and scored a sequence."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,10 @@ class Rows:
         turn: index of its turn (a run of tokens between holes of the mask) in its response, [T], or None.
         width: number of tokens of its row, masked ones and padding included, [T], or None.
         sign: 0 where the advantage is negative, 1 where it is 0, 2 where it is positive, [T], or None.
-        recorded: what the metadata says of the engine.
-        synced: lower end of the interval of K3 at lag 0, or of all rows where no lag is recorded, nats.
-        healthy: whether the mismatch is as small as rounding makes it, but for single tokens.
+        metadata: what the metadata of the whole dump says of the engine.
+        synced: lower end of the interval of the whole dump's K3 at lag 0, or of all rows where no lag is
+            recorded, nats.
+        healthy: whether the whole dump's mismatch is as small as rounding makes it, but for single tokens.
     """
 
     q: Floats
@@ -58,27 +60,27 @@ class Rows:
     turn: Ints | None = None
     width: Ints | None = None
     sign: Floats | None = None
-    recorded: Recorded = field(default_factory=Recorded)
+    metadata: Metadata = field(default_factory=Metadata)
     synced: float | None = None
     healthy: bool = False
 
     @classmethod
-    def sampled(cls, sample: Sample) -> Rows:
+    def of(cls, sample: Sample) -> Rows:
         """Build the rows from a sample."""
         values = sample.values
         ids, entropy = values.get("token_ids"), values.get("entropy")
         return cls(
-            np.clip(values["q"], -LARGEST, LARGEST),
-            np.clip(values["p"], -LARGEST, LARGEST),
-            np.concatenate(([0], np.cumsum(sample.lengths))),
-            values["position"].astype(np.int64),
-            None if ids is None else ids.astype(np.int64),
-            None if entropy is None else np.clip(entropy, -LARGEST, LARGEST),
-            {"sequence_id": [*range(len(sample.lengths))]} | sample.scalars,
-            values.get("reference"),
-            values["turn"],
-            np.repeat(sample.rows[4], sample.lengths),
-            values.get("sign"),
+            q=np.clip(values["q"], -LARGEST, LARGEST),
+            p=np.clip(values["p"], -LARGEST, LARGEST),
+            starts=np.concatenate(([0], np.cumsum(sample.lengths))),
+            position=values["position"].astype(np.int64),
+            ids=None if ids is None else ids.astype(np.int64),
+            entropy=None if entropy is None else np.clip(entropy, -LARGEST, LARGEST),
+            scalars={"sequence_id": [*range(len(sample.lengths))]} | sample.scalars,
+            reference=values.get("reference"),
+            turn=values["turn"],
+            width=np.repeat(sample.rows[4], sample.lengths),
+            sign=values.get("sign"),
         )
 
     @property
@@ -90,6 +92,11 @@ class Rows:
     def sequences(self) -> int:
         """Number of sequences S."""
         return len(self.starts) - 1
+
+    @property
+    def every(self) -> Flags:
+        """Flags of all tokens, [T]."""
+        return np.ones(self.tokens, np.bool_)
 
     @property
     def both(self) -> tuple[tuple[str, Floats, Floats], ...]:
@@ -122,25 +129,30 @@ class Rows:
         return self.p - self.q
 
     @cached_property
-    def size(self) -> Floats:
+    def gap(self) -> Floats:
         """min(|Δ|, `CAP`), [T] nats."""
         return np.minimum(np.abs(self.delta), CAP)
 
     @cached_property
-    def scaled(self) -> Floats:
+    def scaled_gap(self) -> Floats:
         """min(|Δ|/(1 − π_rollout), `CAP`), [T]: what logits differ by, however certain the token is."""
         return np.minimum(np.abs(self.delta) / np.maximum(-np.expm1(np.minimum(self.q, 0.0)), 1e-3), CAP)
 
     @cached_property
-    def level(self) -> Floats:
-        """Mean of `size` per sequence, [S] nats."""
-        return self.mean(self.size)
+    def mean_gap(self) -> Floats:
+        """Mean of `gap` over each sequence, [S] nats."""
+        return self.mean(self.gap)
 
     @cached_property
-    def k3_cut(self) -> Floats:
+    def k3(self) -> Floats:
         """min(K3, 1) of each token, [T] nats."""
         delta = np.minimum(self.delta, 2.0)
         return np.asarray(np.minimum(np.expm1(delta) - delta, 1.0))
+
+    @property
+    def uncertain(self) -> Flags:
+        """Flags of tokens whose logits show: −8 < log π_rollout < −0.02, [T]."""
+        return (self.q < -0.02) & (self.q > -8)
 
     @cached_property
     def edges(self) -> tuple[Ints, Ints]:
@@ -151,17 +163,24 @@ class Rows:
         return place - at[which], at[which + 1] - 1 - place
 
     @cached_property
-    def again(self) -> Flags:
+    def repeated(self) -> Flags:
         """Whether the id of a token came before in its sequence, [T]; of rows with token ids."""
         assert self.ids is not None
         ids = np.unique(self.ids, return_inverse=True)[1]
-        again = np.ones(self.tokens, np.bool_)
-        again[np.unique(self.owner * (int(ids.max()) + 1) + ids, return_index=True)[1]] = False
-        return again
+        repeated = self.every
+        repeated[np.unique(self.owner * (int(ids.max()) + 1) + ids, return_index=True)[1]] = False
+        return repeated
 
-    def of(self, sequences: Ints) -> Flags:
-        """Return flags of these sequences, [S]."""
-        return np.isin(np.arange(self.sequences), sequences)
+    @cached_property
+    def group(self) -> Ints:
+        """Number of the group of each sequence, [S]: its prompt where there is no group_id, or it alone."""
+        column = self.column("group_id" if "group_id" in self.scalars else "prompt_ids")
+        return numbered((i if value is None else None, value) for i, value in enumerate(column))
+
+    @property
+    def weights(self) -> Ints:
+        """A number for each sequence, [S], equal where the same weights sampled and scored it."""
+        return numbered(zip(*(self.column(name) for name in WEIGHTS), strict=True))
 
     def sum(self, x: NDArray[Any]) -> Floats:
         """Sum values [T] over each sequence, [S]."""
@@ -175,30 +194,30 @@ class Rows:
         """Drop the tokens that are not flagged, and sequences that become empty."""
         counts = np.bincount(self.owner[tokens], minlength=self.sequences)
         filled = counts > 0
-        every: dict[str, Any] = {name: getattr(self, name) for name in OF_TOKENS}
-        every = {name: None if x is None else x[tokens] for name, x in every.items()}
+        columns = {name: getattr(self, name) for name in OF_TOKENS}
         scalars = {
             name: [x for x, there in zip(column, filled, strict=True) if there]
             for name, column in self.scalars.items()
         }
-        starts = np.concatenate(([0], np.cumsum(counts[filled])))
-        return replace(self, **every, starts=starts, scalars=scalars)
+        kept: dict[str, Any] = {name: x if x is None else x[tokens] for name, x in columns.items()}
+        kept["starts"] = np.concatenate(([0], np.cumsum(counts[filled])))
+        return replace(self, **kept, scalars=scalars)
 
     def only(self, sequences: Flags) -> Rows:
-        """Drop the sequences that are not flagged."""
+        """Drop the sequences that are not flagged, [S]."""
         return self if sequences.all() else self.keep(sequences[self.owner])
-
-    def once(self, make: Callable[[Rows], T]) -> T:
-        """Return what is made of the rows, the same each time."""
-        name = f"once {make.__qualname__}"
-        if name not in vars(self):
-            vars(self)[name] = make(self)
-        found: T = vars(self)[name]
-        return found
 
     def with_q(self, q: Floats) -> Rows:
         """Replace the rollout log-probs, and drop the logged entropy, which belongs to the old ones."""
         return replace(self, q=q, entropy=None)
+
+    def once(self, compute: Callable[[Rows], T]) -> T:
+        """Return what is computed from the rows, which is done once."""
+        name = f"once {compute.__qualname__}"
+        if name not in vars(self):
+            vars(self)[name] = compute(self)
+        found: T = vars(self)[name]
+        return found
 
     def column(self, name: str) -> list[Any]:
         """Return a scalar column, [S]; all None if the dump lacks it."""
@@ -215,61 +234,19 @@ OF_TOKENS = ("q", "p", "position", "ids", "entropy", "reference", "turn", "width
 """Attributes of `Rows` with a value for each token."""
 
 
-def percent(share: float) -> str:
-    """Format a share: 16%, 0.42%."""
-    return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.3g}%"
-
-
-def correlation(x: Floats, y: Floats) -> float:
-    """Return the Pearson correlation of log-probs cut at −20; NaN for fewer than 3 values or a constant."""
-    x, y = np.maximum(x, -20), np.maximum(y, -20)
-    varies = len(x) > 2 and x.std() > 0 and y.std() > 0
-    return float(np.corrcoef(x, y)[0, 1]) if varies else float("nan")
-
-
-def against_chance(rows: Rows, first: int, last: int) -> float:
-    """Return the ratio of mean |p − q| of tokens to that of all pairs (p, q) of them; 1: unrelated."""
-    last = min(last, first + 256)
-    p, q = rows.p[first:last], rows.q[first:last]
-    pairs = np.minimum(np.abs(p[:, None] - q[None, :]), CAP).mean()
-    return float(np.minimum(np.abs(p - q), CAP).mean() / pairs) if pairs > 0 else 0.0
-
-
-def jittered(rows: Rows, size: Any, rng: np.random.Generator) -> Floats:
-    """Return log π_train with noise of `size` [T] × (1 − π_rollout) added so that E[r] stays, [T]."""
-    wide = size * -np.expm1(rows.q)
-    off = np.where(wide > 0, wide * rng.standard_normal(rows.tokens) - wide**2 / 2, 0.0)
-    return np.asarray(np.where(off == 0, rows.p, np.minimum(rows.p + off, -1e-9)))
-
-
-def uncertain(rows: Rows) -> Flags:
-    """Flag tokens whose logits show: −8 < log π_rollout < −0.02, [T]."""
-    return (rows.q < -0.02) & (rows.q > -8)
-
-
-# ---------------------------------------------------------------- groups of sequences
-
-
 def numbered(keys: Iterable[Hashable]) -> Ints:
-    """Number what is equal alike, from 0 in the order in which it comes."""
+    """Number keys from 0 in the order in which they first come; equal ones have one number."""
     held = list(keys)
     number = {key: i for i, key in enumerate(dict.fromkeys(held))}
     return np.array([number[key] for key in held], np.int64)
 
 
-def clusters(rows: Rows) -> Ints:
-    """Return the group index of each sequence, [S]: its prompt where there is no group_id, or it alone."""
-    column = rows.column("group_id" if "group_id" in rows.scalars else "prompt_ids")
-    return numbered((i if value is None else None, value) for i, value in enumerate(column))
-
-
-WEIGHTS = ("step", "policy_lag", "rollout_version", "train_version")
-"""Columns that say which weights sampled and scored a sequence."""
-
-
-def alike(rows: Rows) -> Ints:
-    """Return a number for each sequence, [S], equal where the same weights sampled and scored it."""
-    return numbered(zip(*(rows.column(name) for name in WEIGHTS), strict=True))
+def jittered(rows: Rows, size: Any, rng: np.random.Generator, **columns: list[Any]) -> Rows:
+    """Add noise of `size` [T] × (1 − π_rollout) to log π_train so that E[r] stays, and columns."""
+    wide = size * -np.expm1(rows.q)
+    noise = np.where(wide > 0, wide * rng.standard_normal(rows.tokens) - wide**2 / 2, 0.0)
+    p = np.where(noise == 0, rows.p, np.minimum(rows.p + noise, -1e-9))
+    return replace(rows, p=p, scalars={**rows.scalars, **columns})
 
 
 MACHINES = re.compile("host|engine|rank|worker|node|server|replica|gpu|device|pod|instance")
@@ -294,68 +271,3 @@ def partitions(rows: Rows) -> Iterator[tuple[str, dict[Any, Flags]]]:
             parts = {value: np.array([one == value for one in column]) for value in values}
             if sum(at.sum() >= FEWEST for at in parts.values()) >= 2:
                 yield name, parts
-
-
-# ---------------------------------------------------------------- estimates
-
-SURE = 5.0
-"""Standard errors beyond which an identity counts as violated, with many groups: two-sided p = 6e-7."""
-
-
-def bound(groups: int) -> float:
-    """Return the critical value, in standard errors of so many groups, with the significance level of `SURE`.
-
-    The tails are those of Student's t, by Wallace's normal approximation (1959).
-    """
-    freedom = max(groups - 1, 2)
-    exponent = (SURE * (8 * freedom + 3) / (8 * freedom + 1)) ** 2 / freedom
-    return math.sqrt(freedom * math.expm1(exponent))
-
-
-def ratio(above: NDArray[Any], below: NDArray[Any]) -> tuple[float, float]:
-    """Return Σ above / Σ below over clusters, [G] each, and its standard error; infinite for one cluster."""
-    value, many = float(above.sum() / below.sum()), len(above)
-    if many < 2:
-        return value, math.inf
-    rest = np.square(above - value * below).sum()
-    return value, float(np.sqrt(rest * many / (many - 1)) / below.sum())
-
-
-class Estimate(NamedTuple):
-    """A mean, its standard error over groups, and the number of groups."""
-
-    value: float
-    error: float
-    groups: int
-
-    @property
-    def half(self) -> float:
-        """Half the width of its 95% interval, by Student's t."""
-        return self.error * float(quantile(max(self.groups - 1, 2)))
-
-    @property
-    def low(self) -> float:
-        """Lower end of its 95% interval."""
-        return self.value - self.half
-
-    @property
-    def high(self) -> float:
-        """Upper end of its 95% interval."""
-        return self.value + self.half
-
-    @property
-    def text(self) -> str:
-        """The mean and its interval in words."""
-        return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
-
-    def off(self, target: float) -> int:
-        """Return 1 if the mean is significantly above the target, −1 if below, else 0."""
-        off = self.value - target
-        return int(np.sign(off)) if abs(off) > bound(self.groups) * self.error else 0
-
-
-def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None) -> Estimate:
-    """Estimate the mean of x over tokens, all or flagged ones, [T] each, with an error over prompts."""
-    kept, which = np.ones(rows.tokens, np.bool_) if among is None else among, clusters(rows)
-    total, count = (np.bincount(which, rows.sum(some)) for some in (np.where(kept, x, 0.0), kept))
-    return Estimate(*ratio(total[count > 0], count[count > 0]), int((count > 0).sum()))

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import PurePath
 
 from offpol_diag.advice import MERGE
-from offpol_diag.diagnosis.numbers import Evidence
+from offpol_diag.diagnosis.main_gap import MainGap
 from offpol_diag.metrics import FIRST_GAP, METRICS, PAIRS, Tone, band, metric, title, tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, counted, doubted, formatted
@@ -92,7 +92,7 @@ def headline(result: Result) -> tuple[str, str, Tone, str]:
         return "", "THE SAME NUMBERS TWICE: was one column copied from the other?", "warn", ""
     cannot_tell = given is not None and given.verdict == "cannot_tell"
     bad = "warn" if cannot_tell and tone(row.name) in ("good", "info") else tone(row.name)
-    if Evidence(result).few and not (given and any(one.exact for one in given.causes)):
+    if MainGap(result).few and not (given and any(one.exact for one in given.causes)):
         return "TOO LITTLE DATA for a verdict", f"{size} ({row.name})", "warn", words.grows(result)
     if cannot_tell and not result.undecided:
         return "CANNOT TELL a bug from a mismatch", f"{size} ({row.name})", bad, words.grows(result)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from offpol_diag import files
-from offpol_diag.diagnosis.recorded import observed
+from offpol_diag.diagnosis.metadata import observed
 from offpol_diag.errors import UsageError, install
 from offpol_diag.metrics import BANDS, REGIMES
 from offpol_diag.number import Number

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from offpol_diag.advice import MERGE, METHOD, growth, prescribed
-from offpol_diag.diagnosis.numbers import Evidence
+from offpol_diag.diagnosis.main_gap import MainGap
 from offpol_diag.metrics import band, title, tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, doubted, format_number, format_value, formatted, rounded
@@ -286,7 +286,7 @@ def _configs(result: Result, given: Recommendation) -> tuple[tuple[str, str], ..
     known, own = catalogue.load(), named_in(result.dump.provenance)
     if not given.method or given.method not in known:
         return ()
-    policy = Evidence(result).policy
+    policy = MainGap(result).policy
     found = {name: prescribed(given, name, policy) for name in trainers_for(known[given.method])}
     ranked = sorted(found.items(), key=lambda one: (one[1] != given.config, one[0] != own))
     return tuple((name, text) for name, text in ranked if text)

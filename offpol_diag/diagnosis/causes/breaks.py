@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
-from offpol_diag.diagnosis.causes.constants import WrongMask
-from offpol_diag.diagnosis.rows import Rows, against_chance, jittered, percent
+from offpol_diag.diagnosis.causes.values import WrongMask
+from offpol_diag.diagnosis.estimates import against_chance, percent
+from offpol_diag.diagnosis.rows import Rows, jittered
 
 JUMPS = tuple(round(2 ** (k / 4)) for k in range(16, 51))
 """Positions tested for a jump: 16 to 5,793, four to an octave."""
@@ -25,11 +27,10 @@ class LongContext(Cause):
 
     kind = "model"
     id = "long_context"
-    sentence = "beyond about token {where} engine and trainer compute different things"
+    sentence = "beyond about token {position} engine and trainer compute different things"
     confirm = "score one long response by the engine's prefill, its decode and the trainer: one stands alone"
     fix = "switch off cascade attention, an fp8 cache, a window, RoPE scaling and position ids in bf16"
     after = "without what lies beyond"
-    apart = {"retokenization": "There each sequence breaks at a place of its own."}
 
     def look(self, rows: Rows) -> Found | None:
         """Find the position, in the response or in the whole context, at which |Δ| jumps most."""
@@ -37,27 +38,27 @@ class LongContext(Cause):
         if np.isfinite(before).all():
             positions[" of prompt and response"] = rows.position + before[rows.owner]
         best, found = TIMES, None
-        for (place, position), at in ((one, at) for one in positions.items() for at in JUMPS):
+        for (place, position), at in product(positions.items(), JUMPS):
             sides = (position >= at / 1.5) & (position < at), (position >= at) & (position < 1.5 * at)
             enough = np.minimum(*map(rows.sum, sides)) >= 3
             if enough.sum() < ROWS:
                 continue
-            low, high = (rows.sum(rows.size * part)[enough] / rows.sum(part)[enough] for part in sides)
+            low, high = (rows.sum(rows.gap * part)[enough] / rows.sum(part)[enough] for part in sides)
             times = float(high.mean() / max(low.mean(), 1e-9))
             several = np.mean(high > 2 * low + 0.01) >= MOST_ROWS  # not each at a token of its own
             if times > best and several and high.mean() > NATS:
                 evidence = (
                     f"tokens {at / 1.5:.0f} to {at}{place} differ by {low.mean():.2g} nats on average, "
+                    f"tokens {at} to {1.5 * at:.0f} by {high.mean():.2g}, {times:.1f} times as much"
                 )
-                evidence += f"tokens {at} to {1.5 * at:.0f} by {high.mean():.2g}, {times:.1f} times as much"
-                words = {"where": f"{at}{place}"}
-                best, found = times, self.of_tokens(evidence, rows, position >= at, words=words)
+                words, beyond = {"position": f"{at}{place}"}, position >= at
+                best, found = times, Found(self, evidence, rows, beyond, rows.keep(~beyond), words=words)
         return found
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows | None:
         """Move all tokens from the median length's half on."""
         at = 2 ** int(np.log2(np.median(rows.lengths) / 2))
-        return replace(rows, p=jittered(rows, np.where(rows.index >= at, 1.0, 0.0), rng))
+        return jittered(rows, np.where(rows.index >= at, 1.0, 0.0), rng)
 
 
 CHANCE, QUIET_CHANCE, CLOSELY = 0.9, 0.5, (8, 0.15, 0.8)
@@ -87,33 +88,34 @@ class Retokenization(Cause):
     confirm = "decode token_ids of these sequences around the break, and compare with the engine's ids"
     fix = "train on the engine's token ids (vLLM: return_token_ids; SGLang: output_ids), not on text again"
     after = "without what follows the breaks"
-    apart = {"off_by_one": "There the whole response is shifted."}
 
     def look(self, rows: Rows) -> Found | None:
         """Find a block in each sequence: to its end, one that fades, or one that was not sampled."""
-        usual, long = float(np.median(rows.level)), rows.lengths >= SHORTEST
-        found = {i: _block(rows, i, usual) for i in np.flatnonzero((rows.level > BAD) & long).tolist()}
-        blocks = {i: block for i, block in found.items() if block}
+        usual, long = float(np.median(rows.mean_gap)), rows.lengths >= SHORTEST
+        bad = np.flatnonzero((rows.mean_gap > BAD) & long)
+        blocks = {i: block for i in bad.tolist() if (block := _block(rows, i, usual))}
         if len(blocks) < max(FEWEST, SHARE * rows.sequences):
             return None
         first, end = np.zeros((2, rows.sequences), np.int64)
-        own = np.array(list(blocks))
-        first[own], end[own] = np.array(list(blocks.values())).T
+        broken = np.array(list(blocks))
+        first[broken], end[broken] = np.array(list(blocks.values())).T
         tokens = (rows.index >= first[rows.owner]) & (rows.index < end[rows.owner])
-        in_place, inside = rows.keep(~tokens), rows.size[tokens].mean()
-        if np.mean(first[own] > 0) < 0.6 or inside < OTHER_TEXT * in_place.size.mean():
+        rest, inside = rows.keep(~tokens), rows.gap[tokens].mean()
+        if np.mean(first[broken] > 0) < 0.6 or inside < OTHER_TEXT * rest.gap.mean():
             return None
-        whole = [rows.size[rows.starts[i] :][slice(*block)] for i, block in blocks.items()]
-        early, late = (np.mean([np.array_split(x, 3)[k].mean() for x in whole]) for k in (0, -1))
-        to_end = np.mean(end[own] == rows.lengths[own]) > 0.5
+        thirds = [np.array_split(rows.gap[rows.starts[i] :][slice(*block)], 3) for i, block in blocks.items()]
+        early, late = (np.mean([third[k].mean() for third in thirds]) for k in (0, -1))
+        to_end = np.mean(end[broken] == rows.lengths[broken]) > 0.5
         # what follows one changed token fades; text that was not sampled does not
         cause = self if to_end or early > FADES * late else WrongMask()
-        if cause is not self and in_place.size.mean() >= QUIET * inside:
+        if cause is not self and rest.gap.mean() >= QUIET * inside:
             return None
-        evidence = f"{len(own):,} of {long.sum():,} sequences agree to {in_place.size.mean():.2g} nats a "
-        evidence += f"token outside and differ by {inside:.2g} inside"
-        words, broken = {"share": percent(len(own) / int(long.sum()))}, rows.of(own)
-        return Found(cause, evidence, rows, tokens, broken, in_place, words=words, approximate=True)
+        evidence = (
+            f"{len(broken):,} of {long.sum():,} sequences agree to {rest.gap.mean():.2g} nats a token "
+            f"outside and differ by {inside:.2g} inside"
+        )
+        words = {"share": percent(len(broken) / int(long.sum()))}
+        return Found(cause, evidence, rows, tokens, rest, approximate=True, words=words)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         """Let one row in eight score other text from a token of its own on."""
@@ -125,23 +127,18 @@ class Retokenization(Cause):
 
 
 def _block(rows: Rows, i: int, usual: float) -> tuple[int, int] | None:
-    """Find the tokens [first, end) of a sequence whose columns are unrelated, though they agree elsewhere.
+    """Find the tokens [first, end) of sequence i whose columns are unrelated, though they agree elsewhere.
 
-    Args:
-        rows: the tokens.
-        i: index of the sequence.
-        usual: median of the mean |Δ| of sequences.
+    `usual` is the median of the mean |Δ| of sequences.
     """
     a, b = rows.starts[i], rows.starts[i + 1]
-    size = rows.size[a:b]
-    excess = np.cumsum(size - max(0.15, 0.5 * size.mean()))
+    gap = rows.gap[a:b]
+    excess = np.cumsum(gap - max(0.15, 0.5 * gap.mean()))
     before = np.concatenate(([0.0], excess[:-1]))
     end = int((excess - np.minimum.accumulate(before)).argmax()) + 1
     begin = int(before[:end].argmin())
-    inside, outside = size[begin:end], np.concatenate((size[:begin], size[end:]))
-    if len(inside) < INSIDE or len(outside) < OUTSIDE:
-        return None
-    if (inside > OFF).sum() < max(INSIDE, OFTEN * len(inside)):
+    inside, outside = gap[begin:end], np.concatenate((gap[:begin], gap[end:]))
+    if len(outside) < OUTSIDE or (inside > OFF).sum() < max(INSIDE, OFTEN * len(inside)):
         return None
     if not inside.mean() > BEYOND[0] * max(outside.mean(), usual) + BEYOND[1]:
         return None
@@ -149,5 +146,5 @@ def _block(rows: Rows, i: int, usual: float) -> tuple[int, int] | None:
     quiet = len(inside) >= many and np.quantile(outside, 0.95) < most and inside.mean() > mean
     if not against_chance(rows, a + begin, a + end) > (QUIET_CHANCE if quiet else CHANCE):
         return None
-    on = len(size) - end < 6 or against_chance(rows, a + begin, b) > CHANCE
-    return begin, len(size) if on else end
+    to_end = len(gap) - end < 6 or against_chance(rows, a + begin, b) > CHANCE
+    return begin, len(gap) if to_end else end

@@ -7,14 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
-from offpol_diag.diagnosis.numbers import HEALTHY_K3
-from offpol_diag.diagnosis.recorded import FOUR_BITS, Recorded
-from offpol_diag.diagnosis.rows import Rows, jittered, percent
-from offpol_diag.diagnosis.seen import CUT, OUTLYING, RISING, ROUNDED, STALE, Seen, holding
+from offpol_diag.diagnosis.main_gap import HEALTHY_K3
+from offpol_diag.diagnosis.metadata import Metadata
+from offpol_diag.diagnosis.profile import CUT, MOSTLY, OUTLYING, RISING, ROUNDED, STALE, Common, Profile
+from offpol_diag.diagnosis.rows import Rows, jittered
 
-MOST_K3 = 0.1
-"""K3, nats, up to which quantised weights of 8 bits may be the whole cause: the published band above it is
-severe. In real rollouts of 4 bits it reaches 0.13, which the ceiling of the format bounds."""
 WIDELY = 0.5
 """Level of a usual token above which quantised weights alone do not fit: 4 bits give up to 0.46."""
 
@@ -32,28 +29,26 @@ class Stale(Cause):
     sentence = "stale weights: the engine sampled with older weights than the trainer's"
     confirm = "K3 by policy_lag falls to the engine's own level at lag 0"
     fix = "fewer steps between weight syncs"
-    apart = {"weights_not_synced": "Weights that do not arrive are there at a recorded lag of 0."}
     statement = "Stale weights: the engine's are older than the trainer's."
     speaks_for = ("behind", "grows", "wide", "shared")
     speaks_against = ("flat over lag", "noise", "at lag 0", "close")
 
-    def fits(self, seen: Seen) -> bool:
-        return not seen.in_sync
+    def fits(self, profile: Profile) -> bool:
+        return not profile.in_sync
 
     def look(self, rows: Rows) -> Found | None:
-        seen = rows.once(Seen)
-        if not seen.over_lag > RISING:
+        profile = rows.once(Profile)
+        if not profile.over_lag > RISING:
             return None
-        evidence = f"K3 ({CUT}) by policy lag: {seen.by_lag}"
-        if seen.lags.get(0, 0.0) > HEALTHY_K3:
+        evidence = f"K3 ({CUT}) by policy lag: {profile.lags_text}"
+        if profile.lags.get(0, 0.0) > HEALTHY_K3:
             evidence += "; what there is at lag 0 is more than rounding, and no lag explains it"
-        return self.of_all(evidence, rows)
+        return Found(self, evidence, rows, rows.every)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         """Record lags of 0 to 3, with a mismatch of as many parts."""
         lag = np.arange(rows.sequences) // 4 % 4
-        p = jittered(rows, 0.15 * lag[rows.owner], rng)
-        return replace(rows, p=p, scalars={**rows.scalars, "policy_lag": lag.tolist()})
+        return jittered(rows, 0.15 * lag[rows.owner], rng, policy_lag=lag.tolist())
 
 
 class QuantizedRollout(Cause):
@@ -68,28 +63,27 @@ class QuantizedRollout(Cause):
     sentence = "a quantised rollout, as the dump says ({recorded})"
     confirm = "the same dump with a bf16 rollout"
     fix = "a higher precision of the rollout"
-    apart = {"weights_not_synced": "Of other weights, tokens of a kind have above 40% in common."}
     statement = "A quantised rollout: weights, activations or cache of few bits."
     speaks_for = ("quantised", "broad", "at lag 0")
     speaks_against = ("partly", "plain", "grows", "wide", "shared", "noise", "close")
 
-    def fits(self, seen: Seen) -> bool:
-        return seen.scale <= WIDELY and not seen.course.back
+    def fits(self, profile: Profile) -> bool:
+        return profile.usual <= WIDELY and not profile.course.back
 
     def look(self, rows: Rows) -> Found | None:
-        seen = rows.once(Seen)
-        most = min(seen.most, 1.0 if seen.recorded.precision in FOUR_BITS else MOST_K3)
-        if not seen.recorded.quantised or seen.k3 > most or not seen.same_weights or seen.other_step:
+        profile = rows.once(Profile)
+        recorded = profile.metadata.quantised
+        if not recorded or not profile.same_weights or profile.common >= Common.OTHER_STEP:
             return None
-        return self.of_all(seen.evidence, rows, words={"recorded": seen.recorded.quantised})
+        return Found(self, profile.evidence, rows, rows.every, words={"recorded": recorded})
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         """Add what 8 bits do: noise by kind of token and of single ones, of a tenth of the uncertainty."""
         kind = rows.ids if rows.ids is not None else rows.index
         size = 0.1 * -np.expm1(rows.q)
         off = size * (0.4 * np.sin(37.0 * kind) + 0.9 * rng.standard_normal(rows.tokens)) - size**2 / 2
-        said = Recorded(quantised="rollout_dtype: fp8")
-        return replace(rows, p=np.minimum(rows.p + off, -1e-9), recorded=said)
+        metadata = Metadata(quantised="rollout_dtype: fp8")
+        return replace(rows, p=np.minimum(rows.p + off, -1e-9), metadata=metadata)
 
 
 class MoeOutliers(Cause):
@@ -104,31 +98,32 @@ class MoeOutliers(Cause):
     sentence = "most tokens agree closely and a few differ by much, as where experts are routed differently"
     confirm = "log router choices on both sides; replay them in the trainer (routing replay, R3)"
     fix = "router in float32, or routing replay"
-    apart = {"sentinel": "Sentinels are one value."}
     statement = "Experts routed otherwise in the engine than in the trainer."
     speaks_for = ("outliers", "noise")
     speaks_against = ("grows", "shared")
 
-    def fits(self, seen: Seen) -> bool:
-        shaped = bool(holding(seen, ["outliers"])) and seen.scale <= 3 * ROUNDED
-        return (shaped or bool(seen.recorded.experts)) and not seen.course.back
+    def fits(self, profile: Profile) -> bool:
+        shaped = profile.few_carry >= MOSTLY and profile.usual <= 3 * ROUNDED
+        return (shaped or bool(profile.metadata.experts)) and not profile.course.back
 
     def look(self, rows: Rows) -> Found | None:
-        seen = rows.once(Seen)
-        if not seen.recorded.experts or not seen.outlying or not seen.same_weights or seen.other_step:
+        profile = rows.once(Profile)
+        recorded = profile.metadata.experts
+        fits = profile.same_weights and profile.common < Common.OTHER_STEP
+        if not recorded or not profile.outlying or not fits:
             return None
-        usual = f"lie beyond 8 times the usual |Δ|/(1 − q) of {seen.scale:.2g}"
         evidence = (
-            f"{percent(seen.tail)} of the uncertain tokens {usual} and carry {percent(seen.carried)} of K3"
+            f"{profile.outliers_text}, beyond 8 times the usual |Δ|/(1 − q) of {profile.usual:.2g}; the dump "
+            f"says {recorded}"
         )
-        return self.of_all(f"{evidence}; the dump says {seen.recorded.experts}", rows)
+        return Found(self, evidence, rows, rows.every)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         """Move one uncertain token in fifty by 0.7 nats, so that E[r] stays 1."""
         far = (rng.random(rows.tokens) < 0.02) & (rows.q < -0.3)
         up = rng.random(rows.tokens) < 1 / (1 + np.exp(0.7))
         p = np.where(far, np.minimum(rows.p + np.where(up, 0.7, -0.7), -1e-9), rows.p)
-        return replace(rows, p=p, recorded=Recorded(experts="model: Mixtral-8x7B"))
+        return replace(rows, p=p, metadata=Metadata(experts="model: Mixtral-8x7B"))
 
 
 class Numerics(Cause):
@@ -141,22 +136,24 @@ class Numerics(Cause):
     kind = "honest"
     id = "numerics"
     sentence = "numerics: the same weights computed by two engines"
-    apart = {"quantized_rollout": "Of few bits, more is common to tokens of a kind."}
     statement = "Other kernels: the same weights, computed otherwise."
     speaks_for = ("close", "noise")
     speaks_against = ("partly", "broad", "grows", "beyond rounding")
 
-    def fits(self, seen: Seen) -> bool:
-        little = seen.scale <= 2 * ROUNDED or seen.unsystematic
-        return little and not (seen.partly or seen.course.back or seen.shared)
+    def fits(self, profile: Profile) -> bool:
+        little = profile.usual <= 2 * ROUNDED or profile.common <= Common.ROUNDING
+        return little and not (profile.partly or profile.course.back or profile.common >= Common.SYSTEMATIC)
 
     def look(self, rows: Rows) -> Found | None:
-        seen = rows.once(Seen)
-        if seen.partly or seen.course.high.any():
+        profile = rows.once(Profile)
+        if profile.partly or profile.course.high.any():
             return None
-        near = seen.close and seen.tail < OUTLYING and not seen.shared and (rows.healthy or seen.same_weights)
-        single = seen.noise and seen.scale <= STALE and not seen.changes  # at any lag
-        return self.of_all(seen.evidence, rows) if near or single else None
+        body = profile.usual <= ROUNDED and profile.outliers < OUTLYING
+        rounding = body and profile.common < Common.SYSTEMATIC and (rows.healthy or profile.same_weights)
+        noise = (
+            profile.common == Common.NOISE and profile.usual <= STALE and not profile.changes
+        )  # at any lag
+        return Found(self, profile.evidence, rows, rows.every) if rounding or noise else None
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
-        return replace(rows, p=jittered(rows, 0.01, rng))
+        return jittered(rows, 0.01, rng)

@@ -7,23 +7,15 @@ from dataclasses import replace
 import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
-from offpol_diag.diagnosis.causes.sampling import fit_temperature
-from offpol_diag.diagnosis.rows import CAP, Flags, Rows, bound, estimate, percent, uncertain
+from offpol_diag.diagnosis.causes.sampling import EXPLAINED, fit_temperature
+from offpol_diag.diagnosis.estimates import bound, estimate, percent
+from offpol_diag.diagnosis.rows import CAP, Flags, Rows
 
 UNCERTAIN, FEW = (-8.0, -0.3), 50
 """Range of log π_rollout in which a token is neither certain nor an outlier, nats; fewest of a kind."""
 LEAST_GAP, LEAST_EXPLAINED = 0.12, 0.15
 """Smallest gap between ids that came before and others, nats, and share of the variance of Δ that it
 explains: 0.20 to 0.79 and 30 to 48% of penalties from 1.1 on, at most 0.05 and 2% where there is none."""
-LEAST_OFF, LEAST_APART = 0.15, 0.5
-"""Least mean |Δ| of a token id that is scored differently, nats: at a recorded lag of 0, and where older
-weights may be the reason, for an update can move one frequent id by 0.2 nats and others by 0.04."""
-FEWEST, OFTEN, MOST = 8, 0.75, 0.3
-"""Fewest tokens of an id, share of them that are off by half of their mean, and most of all tokens that may
-be of such ids."""
-TIMES, USUAL, UNSURE = 8.0, 3.0, 2.0
-"""Least factor of an id's mean |Δ| over that of other ids, over that of other tokens of its place in the
-response, and of its level over that of other uncertain tokens."""
 
 
 class RepetitionPenalty(Cause):
@@ -40,29 +32,39 @@ class RepetitionPenalty(Cause):
     confirm = "look for penalties in the rollout's sampling parameters and the model's generation_config.json"
     fix = "sample with repetition_penalty=1.0 and no presence or frequency penalty"
     after = "without tokens that came before"
-    apart = {"special_token": "There fixed ids are off, seen or not."}
 
     def look(self, rows: Rows) -> Found | None:
-        came, delta = rows.again, np.clip(rows.delta, -CAP, CAP)
+        came, delta = rows.repeated, np.clip(rows.delta, -CAP, CAP)
         some = (rows.q > UNCERTAIN[0]) & (rows.q < UNCERTAIN[1])
-        kinds = some & came, some & ~came
-        if min(kinds[0].sum(), kinds[1].sum()) < FEW:
+        if min((some & came).sum(), (some & ~came).sum()) < FEW:
             return None
-        after, before = (estimate(rows, delta, at) for at in kinds)
-        gap, left = after.value - before.value, delta - np.where(came, after.value, before.value)
+        repeated, others = estimate(rows, delta, some & came), estimate(rows, delta, some & ~came)
+        gap, left = repeated.value - others.value, delta - np.where(came, repeated.value, others.value)
         explained = float(1 - np.square(left[some]).mean() / max(delta[some].var(), 1e-12))
-        sure = gap > bound(after.groups) * float(np.hypot(after.error, before.error))
+        sure = gap > bound(repeated.groups) * float(np.hypot(repeated.error, others.error))
         if gap < LEAST_GAP or explained < LEAST_EXPLAINED or not sure:
             return None
-        if rows.once(fit_temperature).clear:
+        if rows.once(fit_temperature).explained > EXPLAINED:
             return None  # tokens that come again are likely ones, which a temperature moves most
-        evidence = f"Δ of tokens whose id came before lies {gap:.2g} nats above that of others "
-        evidence += f"({after.value:.2g} and {before.value:.2g}): {percent(explained)} of its variance"
-        one = self.of_tokens(evidence, rows, came, approximate=True)
-        return one if one.helps else replace(one, repaired=None)
+        evidence = (
+            f"Δ of tokens whose id came before lies {gap:.2g} nats above that of others "
+            f"({repeated.value:.2g} and {others.value:.2g}): {percent(explained)} of its variance"
+        )
+        return Found(self, evidence, rows, came, rows.keep(~came), approximate=True)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows | None:
-        return None if rows.ids is None else replace(rows, q=rows.q - 0.6 * rows.again, entropy=None)
+        return None if rows.ids is None else replace(rows, q=rows.q - 0.6 * rows.repeated, entropy=None)
+
+
+LEAST_OFF, LEAST_APART = 0.15, 0.5
+"""Least mean |Δ| of a token id that is scored differently, nats: at a recorded lag of 0, and where older
+weights may be the reason, for an update can move one frequent id by 0.2 nats and others by 0.04."""
+FEWEST, OFTEN, MOST = 8, 0.75, 0.3
+"""Fewest tokens of an id, share of them that are off by half of their mean, and most of all tokens that may
+be of such ids."""
+TIMES, USUAL, UNSURE = 8.0, 3.0, 2.0
+"""Least factor of an id's mean |Δ| over that of other ids, over that of other tokens of its place in the
+response, and of its level over that of other uncertain tokens."""
 
 
 class SpecialToken(Cause):
@@ -78,36 +80,35 @@ class SpecialToken(Cause):
     confirm = "decode id {ids}; compare its embedding and its row of the output layer in engine and trainer"
     fix = "sync embeddings and lm_head of added tokens, and treat bad_words and logit_bias alike"
     after = "without these tokens"
-    apart = {"repetition_penalty": "There ids seen earlier in the response are lowered."}
-    blanks = {"ids": "in the answer"}
 
     def look(self, rows: Rows) -> Found | None:
         assert rows.ids is not None
-        values, which, many = np.unique(rows.ids, return_inverse=True, return_counts=True)
-        mean = np.bincount(which, rows.size) / many
-        off = np.bincount(which, rows.size > 0.5 * mean[which]) / many
+        ids, which, many = np.unique(rows.ids, return_inverse=True, return_counts=True)
+        mean = np.bincount(which, rows.gap) / many
+        often = np.bincount(which, rows.gap > 0.5 * mean[which]) / many > OFTEN
         least = LEAST_OFF if set(rows.column("policy_lag")) == {0} else LEAST_APART
-        worst = np.flatnonzero((many >= FEWEST) & (mean >= least) & (off > OFTEN))
+        worst = np.flatnonzero((many >= FEWEST) & (mean >= least) & often)
         flagged = np.isin(which, worst)
         seen = np.cumsum(flagged)  # a token whose embedding is another one disturbs all that follow it, too
         clean: Flags = seen == (seen - flagged)[rows.starts[:-1]][rows.owner]
         others = clean if clean.sum() >= 100 else ~flagged
-        beyond = TIMES * float(rows.size[others].mean()) if others.any() else np.inf
-        worst = worst[mean[worst] > beyond]
+        worst = worst[mean[worst] > (TIMES * float(rows.gap[others].mean()) if others.any() else np.inf)]
         tokens = np.isin(which, worst)
         if not len(worst) or tokens.mean() > MOST:
             return None
         place = np.minimum(np.log2(rows.index + 1).astype(np.int64), 3)  # 0; 1 and 2; 3 to 6; later
-        total, count = (np.bincount(place[others], x[others], 4) for x in (rows.size, np.ones(rows.tokens)))
+        total, count = (np.bincount(place[others], x[others], 4) for x in (rows.gap, rows.every))
         usual = float((total / np.maximum(count, 1))[place[tokens]].mean())
-        unsure = ~tokens & uncertain(rows)
-        level = float(rows.scaled[unsure].mean()) if unsure.sum() >= 100 else 0.0
-        if rows.size[tokens].mean() < USUAL * usual or rows.scaled[tokens].mean() < UNSURE * level:
+        unsure = ~tokens & rows.uncertain
+        level = float(rows.scaled_gap[unsure].mean()) if unsure.sum() >= 100 else 0.0
+        if rows.gap[tokens].mean() < USUAL * usual or rows.scaled_gap[tokens].mean() < UNSURE * level:
             return None  # other tokens that begin responses, or are uncertain, are off as well
-        names = ", ".join(str(values[at]) for at in worst)
-        evidence = f"{tokens.sum():,} tokens with id {names} differ by {rows.size[tokens].mean():.2g} nats "
-        evidence += f"on average, all others by {rows.size[~tokens].mean():.2g}"
-        return self.of_tokens(evidence, rows, tokens, words={"ids": names})
+        names = ", ".join(map(str, ids[worst]))
+        evidence = (
+            f"{tokens.sum():,} tokens with id {names} differ by {rows.gap[tokens].mean():.2g} nats on "
+            f"average, all others by {rows.gap[~tokens].mean():.2g}"
+        )
+        return Found(self, evidence, rows, tokens, rows.keep(~tokens), words={"ids": names})
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows | None:
         """Lower the train log-probs of an id that makes up about a fiftieth of the tokens."""

@@ -1,4 +1,4 @@
-"""Values that stand elsewhere: train log-probs of another row, or parts of a row in the wrong order."""
+"""Values that stand elsewhere: shifted columns, permuted rows, parts of a row in the wrong order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,112 @@ from dataclasses import replace
 import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
-from offpol_diag.diagnosis.rows import CAP, Floats, Ints, Rows, against_chance
+from offpol_diag.diagnosis.estimates import against_chance, correlation
+from offpol_diag.diagnosis.rows import CAP, Flags, Floats, Ints, Rows
+from offpol_diag.numerals import counted
+
+LAGS = tuple(lag for k in range(1, 9) for lag in (k, -k))
+OVERLAP, RUNS = 8, 0.03
+"""Fewest tokens that both columns of a run have at a shift, and smallest share of runs to have it: a few
+tokens agree at one of so many lags by chance."""
+LOOKED_AT, GAIN, GAINED = 0.02, 0.35, 2.0
+"""Mean |Δ| of a run that is looked at, what a shift has to leave of it, and to gain in all, nats."""
+RULE, NEARLY_ALL, REPAIRED = 0.3, 0.8, 0.5
+"""Share from which it is the rule, also where a large mismatch hides it; from which all have it, for the rest
+is too short to show it; and mean |Δ| that a repaired run then has, nats."""
+FITS = (3.0, 0.1)
+"""Factor and nats by which first tokens fit better at one of two places."""
+
+
+class OffByOne(Cause):
+    """The two columns are shifted against each other.
+
+    In place the columns do not correlate, one token further they agree to rounding. K3 is 1 to 20 nats, and
+    falls to the engine's own level once one column is moved.
+    """
+
+    id = "off_by_one"
+    sentence = "the rollout column is shifted by {tokens} against the train column"
+    confirm = "shift one column by {tokens}: K3 falls as it does below"
+    fix = "{slice}; logits at position t − 1 score token t, so slice logits[:, :-1] and tokens[:, 1:]"
+    after = "with the shift undone"
+
+    def look(self, rows: Rows) -> Found | None:
+        """Find a shift in runs of unmasked tokens, each by itself, as after a tool's answer."""
+        edges, last = rows.edges
+        begins = np.flatnonzero(edges == 0)
+        runs = Rows(rows.q, rows.p, np.append(begins, rows.tokens), rows.position)
+        bad = runs.mean_gap > LOOKED_AT
+        if bad.sum() < 2:
+            return None
+        among = runs.only(bad)
+        every = np.stack([at_lag(among, lag) for lag in LAGS])
+        at = np.where(among.lengths - np.abs(LAGS)[:, None] >= OVERLAP, every, np.inf)
+        best, least = at.argmin(axis=0), at.min(axis=0)
+        moved = (least < GAIN * among.mean_gap) & ((among.mean_gap - least) * among.lengths > GAINED)
+        votes = np.bincount(best[moved], minlength=len(LAGS))
+        which = int(votes.argmax())
+        lag, k = LAGS[which], abs(LAGS[which])
+        long = runs.lengths - k >= OVERLAP
+        moved &= best == which
+        few = moved.sum() < max(2, RUNS * long.sum(), votes.sum() / 2)
+        if few or not _from_start(among.only(moved), lag):
+            return None
+        share = moved.sum() / long[bad].sum()
+        moved |= (share > RULE) & (
+            every[which] < 0.9 * among.mean_gap
+        )  # also what is short, or differs by much
+        hit = np.zeros(runs.sequences, np.bool_)
+        hit[bad] = moved
+        hit |= hit.mean() > NEARLY_ALL
+        tokens, there = hit[runs.owner], runs.only(hit)
+        shifted, in_place = correlation(*pairs(there, lag)[:2]), correlation(there.p, there.q)
+        if not shifted > in_place:
+            return None  # also where a column is constant, and correlates with nothing
+        q, takes = rows.q.copy(), tokens & ((last if lag > 0 else edges) >= k)
+        q[takes] = rows.q[np.flatnonzero(takes) + lag]
+        repaired = rows.with_q(q).keep(~tokens | takes)
+        if share > RULE and (repaired.mean_gap < REPAIRED).any():  # rows that still differ likely have it too
+            repaired = repaired.only(repaired.mean_gap < REPAIRED)
+        evidence = (
+            f"the columns correlate {shifted:.2f} at {counted(k, 'token')} apart and "
+            f"{round(in_place, 2) + 0.0:.2f} in place, "
+            f"in {(rows.sum(tokens) > 0).sum():,} of {rows.sequences:,} sequences"
+        )
+        old, rollout = (f":-{k}", f"{k}:") if lag > 0 else (f"{k}:", f":-{k}")
+        words = {
+            "tokens": "one token" if k == 1 else counted(k, "token"),
+            "slice": f"old_log_probs[:, {old}] belongs to rollout_log_probs[:, {rollout}]",
+        }
+        return Found(self, evidence, rows, tokens, repaired, exact=True, words=words)
+
+    def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
+        return replace(rows, q=np.roll(rows.q, rng.choice([1, -1, 2])))
+
+
+def pairs(rows: Rows, lag: int) -> tuple[Floats, Floats, Ints]:
+    """Return p_t, q_{t+lag} and the index of the sequence of all pairs of tokens of one sequence."""
+    k = abs(lag)
+    p, q = (rows.p[:-k], rows.q[k:]) if lag > 0 else (rows.p[k:], rows.q[:-k])
+    same = rows.owner[k:] == rows.owner[:-k]
+    return p[same], q[same], rows.owner[k:][same]
+
+
+def at_lag(rows: Rows, lag: int) -> Floats:
+    """Return the mean of min(|p_t − q_{t+lag}|, CAP) of each sequence, [S]; infinite without a pair."""
+    p, q, owner = pairs(rows, lag)
+    many = np.bincount(owner, minlength=rows.sequences)
+    total = np.bincount(owner, np.minimum(np.abs(p - q), CAP), minlength=rows.sequences)
+    return np.where(many > 0, total / np.maximum(many, 1), np.inf)
+
+
+def _from_start(rows: Rows, lag: int) -> bool:
+    """Return whether the shift is there at the first tokens, and not only behind a token that is left out."""
+    begin = rows.keep(rows.index < 4 + abs(lag))
+    here, there = begin.keep(begin.index < 4).mean_gap, at_lag(begin, lag)
+    in_place, shifted = there > FITS[0] * here + FITS[1], here > FITS[0] * there + FITS[1]
+    return bool(in_place.sum() <= RULE * max(int((in_place | shifted).sum()), 1))
+
 
 HEAD, PROBED = 32, 128
 """Number of first tokens by which sequences are compared, and of sequences that are matched first."""
@@ -53,15 +158,13 @@ class RowPermutation(Cause):
     confirm = "rows whose train log-probs belong to another row: {examples}"
     fix = "restore the order after dynamic batching or sorting by length, or join by sequence id"
     after = "with the rows matched"
-    apart = {"off_by_one": "There the same row fits after a shift."}
-    blanks = {"examples": "the answer names some"}
 
     def look(self, rows: Rows) -> Found | None:
         """Match the first tokens of rows that differ; both ends are left out, whose faults are others."""
         inner = (rows.from_end > 0) & (rows.index > 0)
-        level = rows.sum(np.where(inner, rows.size, 0.0)) / np.maximum(rows.lengths - 2, 1)
-        many = rows.mean(inner & (rows.size > BAD)) > MANY
-        bad = np.flatnonzero((level > BAD) & many & (rows.lengths >= SHORTEST))
+        gap = rows.sum(np.where(inner, rows.gap, 0.0)) / np.maximum(rows.lengths - 2, 1)
+        many = rows.mean(inner & (rows.gap > BAD)) > MANY
+        bad = np.flatnonzero((gap > BAD) & many & (rows.lengths >= SHORTEST))
         if len(bad) < 2:
             return None
         p, q = np.full((2, rows.sequences, HEAD), np.nan)
@@ -75,13 +178,15 @@ class RowPermutation(Cause):
             if matched.sum() < 2 or matched.mean() < SHARE:
                 return self._unmatched(rows, bad)
         who, mates, names = bad[matched], mate[matched], rows.column("sequence_id")
-        near, apart = least[matched].mean(), own[matched].mean()
-        evidence = f"{len(who):,} of {rows.sequences:,} sequences agree with another sequence to "
-        evidence += f"{near:.2g} nats a token and with their own to {apart:.2g}"
-        pairs = ", ".join(f"{names[i]} → {names[j]}" for i, j in zip(who[:3], mates[:3], strict=True))
-        mended = _matched(rows, who, mates, np.setdiff1d(bad, who))
-        rest = {"repaired": mended, "words": {"examples": pairs}, "exact": True}
-        return self.of_sequences(evidence, rows, rows.of(who), **rest)
+        evidence = (
+            f"{len(who):,} of {rows.sequences:,} sequences agree with another sequence to "
+            f"{least[matched].mean():.2g} nats a token and with their own to {own[matched].mean():.2g}"
+        )
+        words = {
+            "examples": ", ".join(f"{names[i]} → {names[j]}" for i, j in zip(who[:3], mates[:3], strict=True))
+        }
+        repaired = _matched(rows, who, mates, np.setdiff1d(bad, who))
+        return Found(self, evidence, rows, of(rows, who)[rows.owner], repaired, exact=True, words=words)
 
     def _unmatched(self, rows: Rows, bad: Ints) -> Found | None:
         """Find permuted rows whose partners are not in the sample: equal distributions, unrelated columns."""
@@ -89,16 +194,17 @@ class RowPermutation(Cause):
         apart = [against_chance(rows, rows.starts[i], rows.starts[i + 1]) > UNRELATED for i in probed]
         if sum(apart) < 8 or np.mean(apart) < 0.5:
             return None
-        there = rows.only(rows.of(probed[apart]))
-        head = there.keep(there.index < 8)
-        gap, size = abs(float(np.clip(head.delta, -CAP, CAP).mean())), float(head.size.mean())
-        if gap > CENTRED * size:
+        head = rows.keep(of(rows, probed[apart])[rows.owner] & (rows.index < 8))
+        mean = abs(float(np.clip(head.delta, -CAP, CAP).mean()))
+        if mean > CENTRED * head.gap.mean():
             return None
-        evidence = f"in {sum(apart)} of {len(probed)} sequences that differ the columns are unrelated, of "
-        evidence += f"one mean to {gap:.2g} nats: other rows' values; their own are not in the sample"
+        evidence = (
+            f"in {sum(apart)} of {len(probed)} sequences that differ the columns are unrelated, of one mean "
+            f"to {mean:.2g} nats: other rows' values; their own are not in the sample"
+        )
         words = {"examples": "compare first tokens in a step", "after": "without these sequences"}
-        rest = {"repaired": rows.only(~rows.of(bad)), "words": words, "approximate": True}
-        return self.of_sequences(evidence, rows, rows.of(bad), **rest)
+        tokens = of(rows, bad)[rows.owner]
+        return Found(self, evidence, rows, tokens, rows.keep(~tokens), approximate=True, words=words)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         """Give each row the train log-probs of the next one, and what it lacks at random."""
@@ -108,6 +214,11 @@ class RowPermutation(Cause):
             n = min(rows.lengths[i], rows.lengths[j])
             p[rows.starts[i] : rows.starts[i] + n] = rows.p[rows.starts[j] : rows.starts[j] + n]
         return replace(rows, p=p)
+
+
+def of(rows: Rows, sequences: Ints) -> Flags:
+    """Return flags of these sequences, [S]."""
+    return np.isin(np.arange(rows.sequences), sequences)
 
 
 def _matched(rows: Rows, who: Ints, mates: Ints, lost: Ints) -> Rows:
@@ -120,7 +231,7 @@ def _matched(rows: Rows, who: Ints, mates: Ints, lost: Ints) -> Rows:
         q[a + at] = rows.q[b + place]
         kept[a : rows.starts[i + 1]] &= np.isin(mine, theirs)
     found = rows.with_q(q).keep(kept)
-    fits = found.level < 10 * np.median(found.level) + 0.05  # a row without a mate shows it
+    fits = found.mean_gap < 10 * np.median(found.mean_gap) + 0.05  # a row without a mate shows it
     return found.only(fits) if fits.any() else found
 
 
@@ -144,26 +255,27 @@ class SegmentOrder(Cause):
     confirm = "compare one named row without context parallelism: its columns then line up"
     fix = "put the pieces of context parallelism back in order (zigzag: rank i has pieces i and 2n − 1 − i)"
     after = "with the pieces put back"
-    apart = {"off_by_one": "There the whole row fits at one shift."}
 
     def look(self, rows: Rows) -> Found | None:
-        bad = np.flatnonzero((rows.level > BAD) & (rows.lengths >= 2 * WINDOW))
-        q, there, differs = rows.q.copy(), np.zeros(rows.tokens, np.int64), rows.size > NATS
+        bad = np.flatnonzero((rows.mean_gap > BAD) & (rows.lengths >= 2 * WINDOW))
+        q, offsets, differs = rows.q.copy(), np.zeros(rows.tokens, np.int64), rows.gap > NATS
         for i in bad:
             at = slice(int(rows.starts[i]), int(rows.starts[i + 1]))
             moved, offset = _put_back(rows.q[at], rows.p[at])
             both_ways = min(np.sum(offset > 0), np.sum(offset < 0)) >= WINDOW  # else it may be other text
             if both_ways and np.mean(offset[differs[at]] != 0) > ALL:
-                q[at], there[at] = moved, offset
-        tokens = there != 0
+                q[at], offsets[at] = moved, offset
+        tokens = offsets != 0
         hit = rows.sum(tokens) > 0
         if hit.sum() < max(ROWS, SHARE * len(bad)):
             return None
-        left, many = np.abs(rows.p - q), f"{tokens.sum():,} tokens of {hit.sum():,} sequences"
-        evidence = f"{many} equal the other column elsewhere in the row to {left[tokens].mean():.2g} nats, "
-        evidence += f"in place to {rows.size[tokens].mean():.2g}"
-        lost = (hit | (rows.level > BAD))[rows.owner] & (left > NATS)
-        return Found(self, evidence, rows, tokens, hit, rows.with_q(q).keep(~lost), exact=True)
+        left = np.abs(rows.p - q)
+        evidence = (
+            f"{tokens.sum():,} tokens of {hit.sum():,} sequences equal the other column elsewhere in the row "
+            f"to {left[tokens].mean():.2g} nats, in place to {rows.gap[tokens].mean():.2g}"
+        )
+        lost = (hit | (rows.mean_gap > BAD))[rows.owner] & (left > NATS)
+        return Found(self, evidence, rows, tokens, rows.with_q(q).keep(~lost), exact=True)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         """Exchange the second and the last quarter of each row's train column."""
@@ -182,7 +294,7 @@ def _put_back(q: Floats, p: Floats) -> tuple[Floats, Ints]:
     places = places[:: max(1, len(places) // ANCHORS)]
     mate, least = nearest(ours[places], theirs, places)
     found = set((mate - places)[least < NATS].tolist())
-    moved, near, there = q.copy(), np.abs(q - p), np.zeros(len(q), np.int64)
+    moved, near, offsets = q.copy(), np.abs(q - p), np.zeros(len(q), np.int64)
     for offset in found if len(found) <= OFFSETS else ():
         t = np.arange(max(0, -offset), min(len(q), len(q) - offset))
         off = np.abs(p[t] - q[t + offset])
@@ -190,5 +302,6 @@ def _put_back(q: Floats, p: Floats) -> tuple[Floats, Ints]:
             continue
         runs = np.convolve(off < NATS, np.ones(WINDOW), "valid") > MOSTLY * WINDOW
         better = (np.convolve(runs, np.ones(WINDOW)) > 0) & (off < near[t]) & (off < NATS)
-        moved[t[better]], near[t[better]], there[t[better]] = q[t[better] + offset], off[better], offset
-    return moved, there
+        at = t[better]
+        moved[at], near[at], offsets[at] = q[at + offset], off[better], offset
+    return moved, offsets

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
-from offpol_diag.diagnosis.rows import CAP, Estimate, Floats, Rows, estimate, percent
+from offpol_diag.diagnosis.estimates import Estimate, estimate, percent
+from offpol_diag.diagnosis.rows import CAP, Floats, Rows
 
 VISIBLE, TINY, CUT = 2e-3, 1e-5, 3.0
 """|E[r] − 1| that kernels stay below; mean |Δ|, and −k1, that rounding explains, nats; and log of the largest
@@ -53,9 +54,9 @@ class Identities(NamedTuple):
         return self.k1.off(0) < 0 and self.k1.value < -TINY
 
     @property
-    def above(self) -> bool:
-        """Whether E[r] is above 1 by more than rounding."""
-        return self.ratio.off(1) > 0 and self.ratio.value > 1 + VISIBLE
+    def violated(self) -> bool:
+        """Whether k1 is negative, or E[r] above 1 by more than rounding."""
+        return self.negative or (self.ratio.off(1) > 0 and self.ratio.value > 1 + VISIBLE)
 
     @property
     def text(self) -> str:
@@ -63,7 +64,7 @@ class Identities(NamedTuple):
         return f"k1 = {self.k1.text} nats, E[r] = {self.ratio.text}"
 
 
-class Fitted(NamedTuple):
+class Temperature(NamedTuple):
     """Fit of π_train as π_rollout at another temperature: π_train ∝ π_rollout^power.
 
     Attributes:
@@ -76,11 +77,6 @@ class Fitted(NamedTuple):
     rest: float
     explained: float
 
-    @property
-    def clear(self) -> bool:
-        """Whether a temperature explains a larger share of the mismatch than it does of other faults."""
-        return self.explained > EXPLAINED
-
 
 def tempered(q: Floats, power: float, rest: float) -> Floats:
     """Return log of π^power renormalised, with the mass 1 − π on `rest` equally likely tokens; q = log π."""
@@ -89,11 +85,11 @@ def tempered(q: Floats, power: float, rest: float) -> Floats:
     return np.asarray(own - np.logaddexp(own, others))
 
 
-def fit_temperature(rows: Rows) -> Fitted:
+def fit_temperature(rows: Rows) -> Temperature:
     """Fit the power that minimises mean |log π_train − log π_tempered|, and the share of ΣΔ² it explains."""
     some = (rows.q > -12) & (rows.q < -1e-3)
     if some.sum() < 100:
-        return Fitted(1.0, 1.0, 0.0)
+        return Temperature(1.0, 1.0, 0.0)
     q, p = rows.q[some], rows.p[some]
     part = slice(None, None, max(1, len(q) // FITTED))
 
@@ -106,7 +102,7 @@ def fit_temperature(rows: Rows) -> Fitted:
     left, whole = (np.clip(p - x, -CAP, CAP) ** 2 for x in (tempered(q, power, rest), q))
     halves = (q < np.median(q), q >= np.median(q))
     explained = min(float(1 - left[at].sum() / max(whole[at].sum(), 1e-12)) for at in halves)
-    return Fitted(float(power), rest, explained)
+    return Temperature(float(power), rest, explained)
 
 
 def other_base(rows: Rows) -> str | None:
@@ -133,26 +129,25 @@ class TruncatedSampling(Cause):
     confirm = "the sampling parameters of the rollout: top_p < 1, top_k > 0 or min_p > 0"
     fix = "sample with top_p=1.0, top_k=-1 and min_p=0, or apply the same filter to the trainer's logits"
     after = "with the rollout log-probs renormalised over the whole vocabulary (approximate)"
-    apart = {"rollout_raw_logprobs": "There K1 is negative or E[r] above 1."}
 
     def look(self, rows: Rows) -> Found | None:
-        seen = rows.once(Identities.of)
-        ratio = seen.ratio
-        if seen.tv < TINY or (1 - ratio.value) / seen.tv < ONE_SIDED or ratio.off(1) >= 0:
+        _, ratio, tv = rows.once(Identities.of)
+        if tv < TINY or (1 - ratio.value) / tv < ONE_SIDED or ratio.off(1) >= 0:
             return None
-        highest, lowest = (float(np.quantile(rows.delta, part)) for part in (0.995, 0.002))
+        lowest, highest = np.quantile(rows.delta, (0.002, 0.995)).tolist()
         if highest > 0.5 * -lowest or lowest < -TAIL:
             return None
-        evidence = f"E[r] = {ratio.value:.5g} [{ratio.low:.5g}, {ratio.high:.5g}], and r lies below 1 nearly "
-        evidence += f"always: 99.5% of Δ are below {highest:.2g} and 99.8% above {lowest:.2g} nats"
-        mended = rows.with_q(rows.q + np.minimum(rows.delta, 0))
-        return self.of_all(evidence, rows, repaired=mended, approximate=True)
+        evidence = (
+            f"E[r] = {ratio.value:.5g} [{ratio.low:.5g}, {ratio.high:.5g}], and r lies below 1 nearly "
+            f"always: 99.5% of Δ are below {highest:.2g} and 99.8% above {lowest:.2g} nats"
+        )
+        repaired = rows.with_q(rows.q + np.minimum(rows.delta, 0))
+        return Found(self, evidence, rows, rows.every, repaired, approximate=True)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         """Keep 70% to all of the mass of each token's distribution, on the rollout's side."""
         keep = np.where(rng.random(rows.tokens) < 0.3, 1.0, rng.uniform(0.8, 1.0, rows.tokens))
-        q = np.minimum(rows.q - np.log(np.maximum(keep, np.exp(rows.q))), 0.0)
-        return replace(rows, q=q, entropy=None)
+        return rows.with_q(np.minimum(rows.q - np.log(np.maximum(keep, np.exp(rows.q))), 0.0))
 
 
 class RawLogProbs(Cause):
@@ -167,29 +162,33 @@ class RawLogProbs(Cause):
     sentence = "the rollout column does not hold the distribution that tokens were sampled from{temperature}"
     confirm = "compare a logged value with log-softmax(logits / temperature) of that token"
     fix = "log processed log-probs (vLLM: logprobs_mode; SGLang: --enable-return-processed-logprobs)"
-    apart = {"trainer_temperature": "There E[r] is 1 and K1 positive."}
+    unknown = {"temperature": ""}
 
     def look(self, rows: Rows) -> Found | None:
-        """Find a temperature with k1 below 0; else an identity that is violated, or a surprisal apart."""
-        seen, fitted = rows.once(Identities.of), rows.once(fit_temperature)
-        if seen.k1.value < 0 and fitted.explained > (FITS if seen.negative else EXPLAINED):
-            found = _tempered(self, rows, fitted, temperature=f" (T ≈ {1 / fitted.power:.2g})")
+        """Find a temperature with k1 below 0, or a surprisal that is not the logged entropy."""
+        identities, fit = rows.once(Identities.of), rows.once(fit_temperature)
+        if identities.k1.value < 0 and fit.explained > (FITS if identities.negative else EXPLAINED):
+            found = _tempered(self, rows, fit, {"temperature": f" (T ≈ {1 / fit.power:.2g})"})
             if found.helps:
                 return found
-        if fitted.clear:
+        gap = None if fit.explained > EXPLAINED or identities.violated else _from_entropy(rows)
+        if not gap:
             return None
-        unknown = {"temperature": ""}
-        if seen.negative or seen.above:
-            far = np.abs(rows.delta) > FAR  # a few tokens that are logged far off are no temperature
-            others = Identities.of(rows.keep(~far)) if 0 < far.mean() < FEW else seen
-            violated = others.negative or others.above
-            return self.of_all(seen.text, rows, alone=True, words=unknown) if violated else None
-        gap = _from_entropy(rows)
-        evidence = f"surprisal − entropy = {gap.text} nats: 0 for tokens sampled as logged" if gap else ""
-        return self.of_all(evidence, rows, words=unknown) if gap else None
+        evidence = f"surprisal − entropy = {gap.text} nats: 0 for tokens sampled as logged"
+        return Found(self, evidence, rows, rows.every, words=self.unknown)
+
+    def look_alone(self, rows: Rows) -> Found | None:
+        """Find an identity that is violated, and not by a few tokens that are logged far off."""
+        identities = others = rows.once(Identities.of)
+        far = np.abs(rows.delta) > FAR
+        if 0 < far.mean() < FEW:
+            others = Identities.of(rows.keep(~far))
+        if rows.once(fit_temperature).explained > EXPLAINED or not (identities.violated and others.violated):
+            return None
+        return Found(self, identities.text, rows, rows.every, words=self.unknown)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
-        return replace(rows, q=_colder(rows, rows.q), entropy=None)
+        return rows.with_q(_colder(rows, rows.q))
 
 
 def _from_entropy(rows: Rows) -> Estimate | None:
@@ -204,7 +203,7 @@ def _from_entropy(rows: Rows) -> Estimate | None:
     surprisal = (-rows.q, -rows.p * np.exp(np.minimum(rows.delta, CUT)))
     gap, other = (estimate(rows, x - rows.entropy) for x in surprisal)
     apart = gap.off(0) != 0 and gap.off(0) == other.off(0)
-    return gap if apart and abs(gap.value) >= max(BLUNT, 2 * float(np.mean(rows.size))) else None
+    return gap if apart and abs(gap.value) >= max(BLUNT, 2 * float(np.mean(rows.gap))) else None
 
 
 class TrainerTemperature(Cause):
@@ -219,24 +218,25 @@ class TrainerTemperature(Cause):
     sentence = "the trainer divides its logits by {times} times the sampling temperature"
     confirm = "look for the division by temperature in the trainer's log-prob computation"
     fix = "divide the logits by the sampling temperature, once, before log-softmax"
-    apart = {"rollout_raw_logprobs": "There E[r] is not 1."}
 
     def look(self, rows: Rows) -> Found | None:
-        fitted = rows.once(fit_temperature)
-        if not fitted.clear or rows.once(Identities.of).k1.value < 0:
+        fit = rows.once(fit_temperature)
+        if fit.explained <= EXPLAINED or rows.once(Identities.of).k1.value < 0:
             return None
-        return _tempered(self, rows, fitted, times=f"{1 / fitted.power:.2g}")
+        return _tempered(self, rows, fit, {"times": f"{1 / fit.power:.2g}"})
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         return replace(rows, p=_colder(rows, rows.p), entropy=None)
 
 
-def _tempered(cause: Cause, rows: Rows, fitted: Fitted, **words: str) -> Found:
+def _tempered(cause: Cause, rows: Rows, fit: Temperature, words: dict[str, str]) -> Found:
     """Return a temperature that was fitted; the repair has the rollout's log-probs at that temperature."""
-    evidence = f"{rows.once(Identities.of).text}; log π_train follows {fitted.power:.2f} × log π_rollout "
-    evidence += f"(renormalised), which explains {percent(fitted.explained)} of the mean square of Δ"
-    mended = rows.with_q(tempered(rows.q, fitted.power, fitted.rest))
-    return cause.of_all(evidence, rows, repaired=mended, approximate=True, words=words)
+    evidence = (
+        f"{rows.once(Identities.of).text}; log π_train follows {fit.power:.2f} × log π_rollout "
+        f"(renormalised), which explains {percent(fit.explained)} of the mean square of Δ"
+    )
+    repaired = rows.with_q(tempered(rows.q, fit.power, fit.rest))
+    return Found(cause, evidence, rows, rows.every, repaired, approximate=True, words=words)
 
 
 def _colder(rows: Rows, x: Floats) -> Floats:

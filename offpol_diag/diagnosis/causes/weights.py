@@ -1,23 +1,19 @@
-"""The engine has other weights than the trainer, though the dump says that it has not; or another model."""
+"""Other weights than the trainer's at a recorded lag of 0, another model, or one group that stands out."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
-from offpol_diag.diagnosis.numbers import HEALTHY_K3
-from offpol_diag.diagnosis.rows import Rows, jittered, percent
-from offpol_diag.diagnosis.seen import ROUNDED, SYNCED, Course, Seen
+from offpol_diag.diagnosis.estimates import percent
+from offpol_diag.diagnosis.main_gap import HEALTHY_K3
+from offpol_diag.diagnosis.profile import ROUNDED, SYNCED, Common, Course, Profile
+from offpol_diag.diagnosis.rows import MACHINES, Rows, jittered, partitions
 from offpol_diag.dump.schema import DIGESTS
 
 FEWEST_STEPS, FEWEST_ROWS, ODD = 4, 16, 3
-"""Fewest steps by which digests that stay are told from a constant lag that is not written down; fewest
+"""Fewest steps by which digests that stay differ from a constant lag that is not written down; fewest
 sequences at lag 0; and fewest steps that are off where later ones are in sync again: one may be odd."""
-DIFFERENT = 0.25
-"""Level of a usual token that no engine reaches whose number format is not a quantised one: in bf16 it is
-0.04, 8 bits give 0.04 to 0.13, and 4 bits 0.10 to 0.25."""
 
 
 class WeightsNotSynced(Cause):
@@ -34,14 +30,13 @@ class WeightsNotSynced(Cause):
     confirm = "compare a checksum of one weight tensor on both sides after the next sync"
     fix = "look at what carries weights over: adapters never sent or named, a sync that fails or is skipped"
     after = "without these sequences"
-    apart = {"stale": "There the recorded lag says it."}
     statement = "Weights that do not reach the engine, or only in part: an adapter, a head or experts."
     speaks_for = ("back", "grows", "wide", "shared", "at lag 0")
     speaks_against = ("noise", "close")
 
-    def fits(self, seen: Seen) -> bool:
-        unlike = seen.scale > ROUNDED or seen.course.back or seen.course.growth
-        return bool(unlike) or seen.lags.get(0, 1.0) > HEALTHY_K3
+    def fits(self, profile: Profile) -> bool:
+        unlike = profile.usual > ROUNDED or profile.changes
+        return unlike or profile.lags.get(0, 1.0) > HEALTHY_K3
 
     def look(self, rows: Rows) -> Found | None:
         """Find rows at policy lag 0 whose weights are not the trainer's, by their digests.
@@ -53,7 +48,7 @@ class WeightsNotSynced(Cause):
         pairs = list(zip(*(rows.column(name) for name in DIGESTS), strict=True))
         step, synced = rows.numbers("step"), rows.numbers("policy_lag") == 0
         known = synced & np.array([None not in pair for pair in pairs])
-        differ = known & np.array([own != theirs for own, theirs in pairs])
+        differ = known & np.array([engine != trainer for engine, trainer in pairs])
         equal = known & ~differ
         if not differ.any() or not equal.any():
             return None
@@ -61,36 +56,42 @@ class WeightsNotSynced(Cause):
         between = (step >= step[equal].min()) & (step <= step[equal].max())
         if not (differ & between).any() and (held > 1 or wanted < FEWEST_STEPS):
             return None
-        evidence = f"engine and trainer have other digests in {differ.sum():,} of {known.sum():,} rows of "
-        evidence += f"policy lag 0: {held:,} of the engine, {wanted:,} of the trainer"
-        words = {"since": f"in {percent(float(differ.mean()))} of the responses"}
-        return self.of_sequences(evidence, rows, differ, repaired=rows.only(~differ), exact=True, words=words)
+        evidence = (
+            f"engine and trainer have other digests in {differ.sum():,} of {known.sum():,} rows of policy "
+            f"lag 0: {held:,} of the engine, {wanted:,} of the trainer"
+        )
+        words, tokens = {"since": f"in {percent(float(differ.mean()))} of the responses"}, differ[rows.owner]
+        return Found(self, evidence, rows, tokens, rows.only(~differ), exact=True, words=words)
 
     def look_alone(self, rows: Rows) -> Found | None:
         """Find steps at a recorded lag of 0 whose level is far beyond that of others, which is rounding."""
         synced = rows.numbers("policy_lag") == 0
         if synced.sum() < FEWEST_ROWS:
             return None
-        seen = Course(rows.only(synced))
-        if not (high := seen.high).any():
+        course = Course(rows.only(synced))
+        if not (high := course.high).any():
             return None
         first, again = int(np.argmax(high)), int(np.sum(np.diff(high.astype(int)) == -1))
-        since = f"since step {seen.steps[first]:g}"
+        since = f"since step {course.steps[first]:g}"
         if not high[first:].all():
             if again < 2 and high.sum() < ODD:
                 return None
-            back = seen.steps[first + int(np.argmin(high[first:]))]
+            back = course.steps[first + int(np.argmin(high[first:]))]
             since = f"at {int(high.sum())} of {len(high)} steps (in sync again at step {back:g})"
-        off = synced & np.isin(rows.numbers("step"), seen.steps[high])
-        evidence = f"|Δ|/(1 − q) by step at lag 0: {seen.text}; the same weights leave up to {SYNCED:g}"
-        return self.of_sequences(evidence, rows, off, repaired=rows.only(~off), words={"since": since})
+        off = synced & np.isin(rows.numbers("step"), course.steps[high])
+        evidence = f"|Δ|/(1 − q) by step at lag 0: {course.text}; the same weights leave up to {SYNCED:g}"
+        return Found(self, evidence, rows, off[rows.owner], rows.only(~off), words={"since": since})
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         """Let the trainer move on from the third of five steps on, ever more, at a recorded lag of 0."""
         step = np.arange(rows.sequences) * 5 // rows.sequences
         size = np.where(step < 2, 0.0, 0.2 * step)[rows.owner]
-        said = {"step": step.tolist(), "policy_lag": [0] * rows.sequences}
-        return replace(rows, p=jittered(rows, size, rng), scalars={**rows.scalars, **said})
+        return jittered(rows, size, rng, step=step.tolist(), policy_lag=[0] * rows.sequences)
+
+
+DIFFERENT = 0.25
+"""Level of a usual token that no engine reaches whose number format is not a quantised one: in bf16 it is
+0.04, 8 bits give 0.04 to 0.13, and 4 bits 0.10 to 0.25."""
 
 
 class ModelDiffers(Cause):
@@ -106,24 +107,74 @@ class ModelDiffers(Cause):
     sentence = "engine and trainer compute different models, from the first step on"
     confirm = "score the same responses once more with the checkpoint that both sides loaded"
     fix = "measure it: offpol-diag rescore DUMP --model CHECKPOINT --try all says which side it is"
-    apart = {"weights_not_synced": "There the weights are others; digests of single tensors tell."}
     statement = "Another model definition: RoPE, a window, sinks, a soft-cap or norms computed otherwise."
     speaks_for = ("wide", "at lag 0")
     speaks_against = ("grows", "noise", "shared", "close")
 
-    def fits(self, seen: Seen) -> bool:
-        return not seen.course.back and seen.lags.get(0, 1.0) > HEALTHY_K3
+    def fits(self, profile: Profile) -> bool:
+        return not profile.course.back and profile.lags.get(0, 1.0) > HEALTHY_K3
 
     def look_alone(self, rows: Rows) -> Found | None:
         """Find a level that no unquantised engine reaches, at a recorded lag of 0, at step 0 as at any other.
 
         An adapter that is missing, and weights that do not arrive, are the trainer's own at step 0.
         """
-        seen = rows.once(Seen)
-        single = seen.unsystematic if seen.share is not None else bool(seen.recorded.experts)
-        from_start = seen.in_sync and seen.course.at_first
-        if not seen.recorded.plain or seen.scale < DIFFERENT or single or not from_start:
+        profile = rows.once(Profile)
+        plain, course = profile.metadata.plain, profile.course
+        noise = profile.common <= Common.ROUNDING if profile.share else bool(profile.metadata.experts)
+        from_start = profile.in_sync and course.at_first
+        if not plain or profile.usual < DIFFERENT or noise or not from_start:
             return None
-        evidence = f"{seen.evidence}; by step {seen.course.text}, at a recorded lag of 0; the dump says "
-        evidence += f"{seen.recorded.plain}, with which two engines differ by 0.04"
-        return self.of_all(evidence, rows)
+        evidence = (
+            f"{profile.evidence}; by step {course.text}, at a recorded lag of 0; the dump says {plain}, with "
+            "which two engines differ by 0.04"
+        )
+        return Found(self, evidence, rows, rows.every)
+
+
+ERRORS, TIMES, PLAIN_TIMES = 5.5, 2.5, 5.0
+"""Standard errors and factor of mean |Δ| from which a group stands out; and the factor of a group that is not
+one of machines: prompts of another kind may be harder to agree on, machines all do the same work."""
+FEWEST, MOST = 6, 0.6
+"""Fewest sequences inside and outside a group, and most of all sequences that it may have."""
+
+
+class GroupFault(Cause):
+    """One engine, host or other group stands out.
+
+    Responses of one value of a column (host, engine, env) differ several-fold more than those of the others,
+    within the same step and lag. The others are at the usual level.
+    """
+
+    kind = "weights"
+    id = "group_fault"
+    sentence = "sequences with {where} differ {times}-fold more than the others"
+    confirm = "restart or replace what is behind {where}, and compare again"
+    fix = "check the weights, the version and the flags of {where}: did it miss a weight sync?"
+    after = "without these sequences"
+
+    def look_alone(self, rows: Rows) -> Found | None:
+        """Find the group that differs most in mean |Δ| from what is usual at its own step and lag."""
+        best, found, logs, weights = 0.0, None, np.log(np.maximum(rows.mean_gap, 1e-9)), rows.weights
+        for one in np.unique(weights):
+            logs[weights == one] -= np.median(logs[weights == one])
+        every = ((name, *one) for name, parts in partitions(rows) if name != "step" for one in parts.items())
+        for name, value, at in every:
+            if min(at.sum(), (~at).sum()) < FEWEST or at.mean() > MOST:
+                continue
+            gap = float(logs[at].mean() - logs[~at].mean())
+            error = np.hypot(*(logs[some].std() / np.sqrt(some.sum()) for some in (at, ~at)))
+            times = TIMES if MACHINES.search(name.lower()) else PLAIN_TIMES
+            if gap > max(best, ERRORS * error, np.log(times)):
+                where = f"{name} = {value}"
+                evidence = (
+                    f"mean |Δ| of a sequence is {np.median(rows.mean_gap[at]):.2g} nats with {where} "
+                    f"({at.sum():,} sequences) and {np.median(rows.mean_gap[~at]):.2g} with others, medians"
+                )
+                words = {"times": f"{np.exp(gap):.0f}", "where": where}
+                best, found = gap, Found(self, evidence, rows, at[rows.owner], rows.only(~at), words=words)
+        return found
+
+    def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
+        host = [f"h{i % 4}" for i in range(rows.sequences)]
+        return jittered(rows, np.where(np.array(host) == "h2", 0.4, 0.0)[rows.owner], rng, host=host)

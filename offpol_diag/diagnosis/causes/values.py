@@ -1,4 +1,4 @@
-"""Values that are counted: one in place of missing log-probs, unsampled tokens or means; those of a grid."""
+"""Numbers that are no log-prob of the sampled token: constants, means, rounded ones, the likeliest one's."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from itertools import pairwise
 import numpy as np
 
 from offpol_diag.diagnosis.cause import Cause, Found
-from offpol_diag.diagnosis.rows import Flags, Floats, Rows, percent
+from offpol_diag.diagnosis.estimates import percent
+from offpol_diag.diagnosis.rows import Flags, Floats, Rows
 
 IMPOSSIBLE, LOWEST = -90.0, -1000.0
 """Log-prob below which a round number is no token's that was sampled, nats, and below which none is."""
 LEAST, OFTEN, BESIDE = 6, 2.5, 0.3
 """Fewest tokens of a constant, how much more frequent than any other value it is, and how far the other
 column is off beside it (nats, median): log-probs also repeat honestly where contexts do."""
-NEARLY, NEAR, UNSURE, FAR = -1e-2, 200, -0.05, 0.7
+NEARLY, NEAR, UNSURE, APART = -1e-2, 200, -0.05, 0.7
 """Log-prob above which a token is nearly certain; number of values just below 0; log-prob below which a token
 is not certain; and |Δ| from which two log-probs of one token are far apart, nats (a factor of 2)."""
 CERTAIN, USUAL, MANY, ONE_SIDED = 3.0, 0.5, 100, 0.98
@@ -41,8 +42,6 @@ class Sentinel(Cause):
     confirm = "look at these tokens in what the {side} returns: a missing log-prob is filled in on the way"
     fix = "mask such tokens, and find where they get lost: aborted requests, streams, an appended end token"
     after = "with these tokens masked"
-    apart = {"wrong_mask": "There the tokens were never sampled, and stand in blocks."}
-    blanks = {"side": "engine or trainer"}
 
     def look(self, rows: Rows) -> Found | None:
         for name, x, other in rows.both:
@@ -51,18 +50,23 @@ class Sentinel(Cause):
                 continue
             tokens = x == value
             begins = tokens & ~(np.roll(tokens, 1) & (rows.index > 0))
-            which = (np.cumsum(begins) - 1)[tokens]
-            off = np.bincount(which, rows.size[tokens] > OFF) > 0
-            tokens[tokens] = off[which]  # a run of the constant needs one token that is off
-            many, hit, run = int(tokens.sum()), rows.sum(tokens) > 0, float(np.bincount(which)[off].mean())
-            chance = 1 / max(1 - many / rows.lengths[hit].sum(), 0.05)  # the run of tokens at random
-            block = off.sum() > 1 and run > max(RUN, 1.5 * chance) and not tokens.all()
-            evidence = f"{many:,} tokens of {int(hit.sum()):,} sequences hold exactly {value:.7g} in the "
-            evidence += f"{name} column, in runs of {run:.2g} on average"
+            run = (np.cumsum(begins) - 1)[tokens]
+            off = np.bincount(run, rows.gap[tokens] > OFF) > 0
+            tokens[tokens] = off[run]  # a run of the constant needs one token that is off
+            many, sequences = int(tokens.sum()), rows.sum(tokens) > 0
+            length = float(np.bincount(run)[off].mean())
+            by_chance = 1 / max(
+                1 - many / rows.lengths[sequences].sum(), 0.05
+            )  # mean run of tokens at random
+            in_blocks = off.sum() > 1 and length > max(RUN, 1.5 * by_chance) and not tokens.all()
+            evidence = (
+                f"{many:,} tokens of {int(sequences.sum()):,} sequences hold exactly {value:.7g} in the "
+                f"{name} column, in runs of {length:.2g} on average"
+            )
             words = {"value": f"{value:.7g}", "column": name, "share": percent(float(tokens.mean()))}
             words["side"] = "engine" if name == "rollout" else "trainer"
-            cause = WrongMask() if block and name == "rollout" else self
-            return cause.of_tokens(evidence, rows, tokens, words=words, exact=True)
+            cause = WrongMask() if in_blocks and name == "rollout" else self
+            return Found(cause, evidence, rows, tokens, rows.keep(~tokens), exact=True, words=words)
         return None
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
@@ -81,11 +85,11 @@ def constant(x: Floats, other: Floats) -> float | None:
         if impossible(float(values[at])) or len(np.unique(other[x == values[at]])) > 0.5 * counts[at]
     ]
     for (value, many), (_, next_one) in pairwise([*found, (0.0, 1)]):
-        same, size = x == value, np.abs(x - other)
-        common = many >= LEAST and many > OFTEN * next_one
-        usual = float(np.median(size[~same])) if not same.all() else 0.0
-        far = np.median(size[same]) > max(BESIDE, 10 * usual)
-        if far and (impossible(value) or (common and _chosen(x, value))):
+        same, gap = x == value, np.abs(x - other)
+        usual = float(np.median(gap[~same])) if not same.all() else 0.0
+        if not np.median(gap[same]) > max(BESIDE, 10 * usual):
+            continue
+        if impossible(value) or (many >= LEAST and many > OFTEN * next_one and _chosen(x, value)):
             return value
     return None
 
@@ -98,9 +102,9 @@ def _zeros(x: Floats, other: Floats) -> bool:
     alone, the other policy is below at all tokens, and at these by no more than at the rest.
     """
     zero, delta = x == 0, other - x
-    far, below = zero & (delta < -FAR), np.flatnonzero((x < 0) & (x > NEARLY))
+    far, below = zero & (delta < -APART), np.flatnonzero((x < 0) & (x > NEARLY))
     near = below[np.argsort(x[below])[-NEAR:]]
-    rate = (np.sum(delta[near] < -FAR) + 1) / (len(near) + 30)
+    rate = (np.sum(delta[near] < -APART) + 1) / (len(near) + 30)
     if far.sum() < 2 or far.sum() < CERTAIN * rate * zero.sum():
         return False
     rest = delta[~zero]
@@ -140,7 +144,6 @@ class WrongMask(Cause):
     confirm = "print response_mask beside the text of the sequences named here"
     fix = "set response_mask to 0 on tool output, observations and padding"
     after = "with these tokens masked"
-    apart = {"sentinel": "A lost log-prob is the same constant, at single tokens."}
 
     def look(self, rows: Rows) -> Found | None:
         """Find sequences of one length that end in runs of one constant in both columns.
@@ -158,9 +161,11 @@ class WrongMask(Cause):
         if np.mean(rows.q[last[ends] - run[ends]] < -1e-4) < ORDINARY:
             return None
         tokens = same & (rows.from_end < run[rows.owner]) & ends[rows.owner]
-        evidence = f"{tokens.sum():,} tokens at the end of {ends.sum():,} sequences hold exactly {q:.7g} in "
-        evidence += f"the rollout column and {p:.7g} in the train column"
-        return self.of_tokens(evidence, rows, tokens, exact=True)
+        evidence = (
+            f"{tokens.sum():,} tokens at the end of {ends.sum():,} sequences hold exactly {q:.7g} in the "
+            f"rollout column and {p:.7g} in the train column"
+        )
+        return Found(self, evidence, rows, tokens, rows.keep(~tokens), exact=True)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         block = (rows.index // 8 % 3 == 1) & (rng.random(rows.sequences) < 0.3)[rows.owner]
@@ -179,36 +184,32 @@ class CopiedMean(Cause):
     sentence = "the {column} column holds one value for each sequence, copied to all of its tokens"
     confirm = "print one sequence of the {column} column before anything is averaged"
     fix = "write the log-prob of each sampled token: no masked mean, no cumulative_logprob / length"
-    apart = {"sentinel": "A sentinel is the same in all responses."}
-    blanks = {"column": "rollout or train"}
 
     def look(self, rows: Rows) -> Found | None:
+        first = rows.starts[:-1]
         for name, *columns in rows.both:
-            spread, varies = (
-                np.maximum.reduceat(x, rows.starts[:-1]) - np.minimum.reduceat(x, rows.starts[:-1])
-                for x in columns
+            spread, other_spread = (
+                np.maximum.reduceat(x, first) - np.minimum.reduceat(x, first) for x in columns
             )
-            varied = (varies > OFF) & (rows.lengths >= 4)
+            varied = (other_spread > OFF) & (rows.lengths >= 4)
             if varied.sum() >= 8 and (spread[varied] == 0).mean() > 0.95:
                 many = int((spread == 0).sum())
                 evidence = f"all tokens of {many:,} sequences hold one value in the {name} column"
-                every = np.ones(rows.tokens, bool)
-                return self.of_tokens(evidence, rows, every, words={"column": name}, exact=True)
+                nothing = rows.keep(~rows.every)
+                return Found(self, evidence, rows, rows.every, nothing, exact=True, words={"column": name})
         return None
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         return replace(rows, q=rows.mean(rows.q)[rows.owner])
 
 
-def _decimals(many: int) -> Callable[[Floats], Flags]:
-    """Return what flags numbers of so many decimals."""
-    return lambda x: np.abs(x * 10.0**many - np.rint(x * 10.0**many)) < 0.01
-
-
 GRIDS: dict[str, Callable[[Floats], Flags]] = {
     "bfloat16": lambda x: (x.astype(np.float32).view(np.uint32) & 0xFFFF) == 0,
     "float16": lambda x: x.astype(np.float16) == x.astype(np.float32),
-    **{f"{many}-decimal": _decimals(many) for many in (1, 2, 3, 4)},
+    "1-decimal": lambda x: np.abs(x * 1e1 - np.rint(x * 1e1)) < 0.01,
+    "2-decimal": lambda x: np.abs(x * 1e2 - np.rint(x * 1e2)) < 0.01,
+    "3-decimal": lambda x: np.abs(x * 1e3 - np.rint(x * 1e3)) < 0.01,
+    "4-decimal": lambda x: np.abs(x * 1e4 - np.rint(x * 1e4)) < 0.01,
 }
 """Number format → what flags its numbers."""
 ON_GRID, VALUES, DIFFERENT = 0.98, 50, 20
@@ -227,7 +228,6 @@ class LowPrecision(Cause):
     sentence = "the {column} log-probs were rounded to {grid} before they were written"
     confirm = "the dtype of the tensor when it is gathered, cast or serialised"
     fix = "compute log-softmax in float32 and keep it so: no .to(torch.bfloat16), no rounding in JSON"
-    apart = {"numerics": "Kernels leave noise at any value, not a grid."}
 
     def look(self, rows: Rows) -> Found | None:
         for name, x, _ in rows.both:
@@ -238,10 +238,58 @@ class LowPrecision(Cause):
                 if (share := float(np.mean(on(some)))) > ON_GRID:
                     evidence = f"{percent(share)} of the {name} log-probs are {grid} numbers"
                     q, p = (np.where(y == 0, -1e-6, y) for y in (rows.q, rows.p))  # what was rounded to 0
-                    rest = {"repaired": replace(rows, q=q, p=p), "words": {"column": name, "grid": grid}}
-                    return self.of_all(evidence, rows, exact=True, **rest)
+                    repaired, words = replace(rows, q=q, p=p), {"column": name, "grid": grid}
+                    return Found(self, evidence, rows, rows.every, repaired, exact=True, words=words)
         return None
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         bits = rows.q.astype(np.float32).view(np.uint32) + np.uint32(0x8000)
         return replace(rows, q=(bits & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64))
+
+
+FAR, AGREES, BELOW, SELDOM = 0.7, 0.1, 0.3, 0.01
+"""|Δ| of a token that was not the likeliest, of one that was, how far the column may lie below, nats, and at
+which share of the tokens."""
+FEWEST, SOME, SPREAD = 30, 0.05, 0.5
+"""Fewest tokens that were not the likeliest, and least share of either kind; and least share of different
+values among these, which a constant has not."""
+SUMS, MASS = 0.985, 1.02
+"""Share of these whose two probabilities are of two tokens of one distribution, and most of their sum."""
+
+
+class Top1Logged(Cause):
+    """The best token's log-prob was logged and not the sampled one's.
+
+    The rollout column is never below the trainer's by more than 0.3, and π_train + π_rollout stays below 1.02
+    for tokens that are far off. At temperature 0 all is well.
+    """
+
+    id = "top1_logged"
+    sentence = "the {column} column holds the log-prob of the likeliest token, not of the sampled one"
+    confirm = "print the dict of log-probs of one token: the sampled id's entry is not always the first"
+    fix = "take the entry of the sampled id, not the first (vLLM: logprobs[token_id].logprob)"
+    after = "without the tokens that were not the likeliest"
+
+    def look(self, rows: Rows) -> Found | None:
+        for name, x, other in rows.both:
+            above = x - other
+            far, below = above > FAR, float(np.mean(above < -BELOW))
+            many = far.sum() >= max(FEWEST, SOME * len(far)) and np.mean(np.abs(above) < AGREES) >= SOME
+            if not many or below > SELDOM:
+                continue
+            sums = np.mean(np.exp(np.minimum(x[far], 0)) + np.exp(np.minimum(other[far], 0)) <= MASS)
+            if sums < SUMS or len(np.unique(x[far])) < SPREAD * far.sum():
+                continue
+            evidence = (
+                f"the {name} column is below the other by more than {BELOW:g} nats at {percent(below)} of "
+                f"the tokens, above it by more than {FAR:g} at {percent(float(far.mean()))}"
+            )
+            # what was sampled is likely where the column is right: nothing else is to be seen
+            return Found(self, evidence, rows, far, rows.keep(~rows.every), words={"column": name})
+        return None
+
+    def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
+        """Log for tokens that are less likely than the rest together most of the rest's probability."""
+        rest = np.log(np.maximum(-np.expm1(rows.q), 1e-12))
+        best = rest + np.log(rng.uniform(0.6, 0.9, rows.tokens))
+        return replace(rows, q=np.where(best > rows.q, np.minimum(best, -1e-4), rows.q))

@@ -1,4 +1,4 @@
-"""Access to a dump's metrics for the verdict and the recommendation."""
+"""The numbers of the main policy gap of a dump, which the verdict and the recommendation rest on."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ HEALTHY_K3 = 1e-3
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """The metrics of the main policy gap: rollout → old, or rollout → current in a two-policy dump."""
+class MainGap:
+    """The numbers of the gap rollout → old, or rollout → current in a dump of two policies."""
 
     summary: Result
 
@@ -33,12 +33,12 @@ class Evidence:
 
     def value(self, name: str) -> float:
         """Return the value of a metric; NaN if unknown, so that every comparison with it is false."""
-        found = self.number(name).value
-        return float("nan") if found is None else found
+        value = self.number(name).value
+        return float("nan") if value is None else value
 
     @property
     def policy(self) -> Policy:
-        """The train policy of the main gap."""
+        """The train policy of the gap."""
         return "current" if self.prefix else "old"
 
     @property
@@ -52,6 +52,6 @@ class Evidence:
 
     @property
     def small(self) -> bool:
-        """Return whether the interval of K3 and the share of tokens off by more than 2× are at most 1e-3."""
+        """Whether the interval of K3 and the share of tokens off by more than 2× are at most 1e-3."""
         ends = self.number("k3").interval
         return ends is not None and ends[1] <= HEALTHY_K3 and self.value("f_2") <= HEALTHY_K3

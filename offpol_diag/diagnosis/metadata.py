@@ -1,4 +1,4 @@
-"""What the metadata of a dump says of its engine, and what K3 is published for such an engine."""
+"""What the metadata of a dump says of its engine, and up to which K3 that excuses a mismatch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ PLAIN = {
     "fp16": ("fp16", "float16", "half"),
     "fp32": ("fp32", "float32"),
 }
-"""Number format of an engine → words by which metadata say it, in the order in which they are looked for."""
-FOUR_BITS = ("W4A4", "W4A16", "NVFP4")
+"""Number format of an engine → words that name it in metadata, in the order in which they are looked for."""
 _QUANTISED, _PLAIN = (
     re.compile(f"(?<![a-z0-9])(?<!no )(?<!not )({'|'.join(sum(words.values(), ()))})")
     for words in (QUANTISED, PLAIN)
@@ -36,40 +35,54 @@ _DTYPE = re.compile("dtype|precision|quanti|engine|rollout")
 """Words of an engine's number format or of experts; and, in keys, of a trainer, an engine and a format."""
 
 
-class Recorded(NamedTuple):
-    """What metadata says of an engine, as `key: value` or empty: few bits, another number format, experts."""
+class Metadata(NamedTuple):
+    """What metadata says of the engine.
+
+    Attributes:
+        quantised: the entry that names a quantised number format, as `key: value`, or empty.
+        plain: the entry that names another number format, or empty.
+        experts: the entry that names a mixture of experts, or empty.
+    """
 
     quantised: str = ""
     plain: str = ""
     experts: str = ""
 
+    @classmethod
+    def of(cls, provenance: Mapping[str, object]) -> Metadata:
+        """Find number formats and experts; entries about the trainer alone say no number format."""
+        quantised = plain = experts = ""
+        for path, value in _leaves(provenance):
+            entry = f"{path[-1]}: {value}"
+            keys = " ".join(path).lower().replace("actor_rollout_ref", "")
+            text = keys if value is True else value.lower() if isinstance(value, str) else ""
+            several = isinstance(value, int) and value > 1 and "expert" in path[-1].lower()
+            if not experts and (several or _EXPERTS.search(text)):
+                experts = entry
+            if any(_TRAINER.match(key.lower()) for key in path) and not _ENGINE.search(keys):
+                continue
+            if not quantised and _QUANTISED.search(text):
+                quantised = entry
+            elif not plain and _DTYPE.search(keys) and _PLAIN.search(text):
+                plain = entry
+        return cls(quantised, "" if quantised else plain, experts)
+
     @property
     def precision(self) -> str:
         """The number format of the engine, one of `QUANTISED` or `PLAIN`, or empty."""
-        said, formats = (self.quantised or self.plain).lower(), QUANTISED if self.quantised else PLAIN
-        return next((name for name, words in formats.items() if any(word in said for word in words)), "")
+        entry, formats = (self.quantised or self.plain).lower(), QUANTISED if self.quantised else PLAIN
+        return next((name for name, words in formats.items() if any(word in entry for word in words)), "")
 
-
-def recorded(provenance: Mapping[str, object]) -> Recorded:
-    """Find number formats and experts in the metadata; what is said of the trainer alone is left out."""
-    quantised = plain = experts = ""
-    for path, value in _leaves(provenance):
-        said = f"{path[-1]}: {value}"
-        name = " ".join(path).lower().replace("actor_rollout_ref", "")
-        text = name if value is True else value.lower() if isinstance(value, str) else ""
-        many = isinstance(value, int) and value > 1 and "expert" in path[-1].lower()
-        if not experts and (many or _EXPERTS.search(text)):
-            experts = said
-        if any(_TRAINER.match(part.lower()) for part in path) and not _ENGINE.search(name):
-            continue
-        if not quantised and _QUANTISED.search(text):
-            quantised = said
-        elif not plain and _DTYPE.search(name) and _PLAIN.search(text):
-            plain = said
-    return Recorded(quantised, "" if quantised else plain, experts)
+    @property
+    def ceiling(self) -> float:
+        """K3 at lag 0, nats, above which the number format excuses nothing."""
+        own = self.precision, bool(self.experts)
+        highest = [one.high for one in FLOORS if (one.precision, one.experts) == own and not one.says]
+        return min([MOST_EXCUSED, *(TIMES * high for high in highest)])
 
 
 def _leaves(value: object, path: tuple[str, ...] = ("",)) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Yield each plain value of nested mappings and lists, with the keys that lead to it."""
     if isinstance(value, Mapping | list | tuple):
         pairs = value.items() if isinstance(value, Mapping) else (("", one) for one in value)
         for key, one in pairs:
@@ -86,10 +99,11 @@ a usual token is then off by a factor of two, which no format is published to do
 
 
 class Floor(NamedTuple):
-    """K3 from `low` to `high`, nats per token, of what the metadata of a dump must say.
+    """Published K3 of runs without a known fault, from `low` to `high` nats per token.
 
-    That is a number format, with experts or without, and some words in lower case: a trainer, an engine, a
-    size. `regime` says what it was measured on, `source` who published it.
+    `regime` says what it was measured on, `source` who published it, `precision` and `experts` which number
+    format it is of, and whether of a mixture of experts. A row with `says`, words of a trainer, an engine or
+    a size, is of a single run, and bounds nothing.
     """
 
     low: float
@@ -100,10 +114,6 @@ class Floor(NamedTuple):
     experts: bool = False
     says: Sequence[str] = ()
 
-    def of(self, said: Recorded) -> bool:
-        """Return whether it is of a number format, with experts or without."""
-        return self.precision == said.precision and self.experts == bool(said.experts)
-
 
 _TEXT = files("offpol_diag").joinpath("data", "floors.toml").read_text(encoding="utf-8")
 FLOORS = tuple(Floor(**row) for row in tomllib.loads(_TEXT)["floor"])
@@ -112,8 +122,3 @@ FLOORS = tuple(Floor(**row) for row in tomllib.loads(_TEXT)["floor"])
 def observed() -> list[tuple[str, str, str, str, str]]:
     """Return the rows as those of `metrics.REGIMES`: number, band, range, regime and source."""
     return [("k3", "–", f"{one.low:g} to {one.high:g}", one.regime, one.source) for one in FLOORS]
-
-
-def ceiling(said: Recorded) -> float:
-    """Return the K3 at lag 0, nats, above which what the metadata say excuses nothing."""
-    return min([MOST_EXCUSED, *(TIMES * one.high for one in FLOORS if one.of(said) and not one.says)])
