@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 
 class OffpolError(Exception):
@@ -64,13 +64,10 @@ def install(extra: str) -> str:
     return f"pip install '.[{extra}]' in a clone of offpol-diag"
 
 
-def did_you_mean(word: str, known: list[str], key: Callable[[str], str] = str.lower, quote: str = "") -> str:
-    """Suggest known words similar to `word` as a hint; empty if none is similar.
-
-    `key` is what of a word is compared, by default all of it, ignoring case; `quote` stands around each word.
-    """
+def did_you_mean(word: str, known: list[str], quote: str = "") -> str:
+    """Suggest known words similar to `word` as a hint, each in quotes; empty if none is similar."""
     import difflib
 
-    keys = {key(one): one for one in known}
-    near = difflib.get_close_matches(key(str(word)), list(keys), n=3, cutoff=0.6)
-    return f"did you mean {', '.join(f'{quote}{keys[one]}{quote}' for one in near)}?" if near else ""
+    lower = {one.lower(): one for one in known}
+    similar = difflib.get_close_matches(str(word).lower(), list(lower), n=3, cutoff=0.6)
+    return f"did you mean {', '.join(f'{quote}{lower[one]}{quote}' for one in similar)}?" if similar else ""

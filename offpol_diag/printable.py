@@ -76,8 +76,7 @@ def clean(source: str) -> str:
     scheme, rest = found["scheme"].lower(), found["rest"]
     rest = rest.partition("?")[0] if scheme.rpartition("::")[2] in ("http", "https") else QUERY.sub("", rest)
     login = LOGIN.match(rest)
-    container = scheme in ("abfs", "abfss") and login and not login["secret"]
-    return f"{scheme}://{rest[login.end() :] if login and not container else rest}"
+    return f"{scheme}://{rest[login.end() :] if login else rest}"
 
 
 def cleaned(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,7 +19,7 @@ class Table:
     Attributes:
         id: its name, and its anchor on the page.
         caption: the finding, in words.
-        notes: what is said below it.
+        notes: sentences below it.
         shown: always; folded in a pull request and on the page, with -v too (`more`) or not (`folded`); or on
             the page alone.
     """
@@ -31,13 +31,8 @@ class Table:
     notes: tuple[str, ...] = ()
     shown: Shown = "always"
 
-    @property
-    def empty(self) -> list[int]:
-        """The columns that no row has a cell of."""
-        return [i for i in range(len(self.header)) if all(row[i] is None for row in self.rows)]
-
-    def without(self, columns: Container[int]) -> Table:
-        """Return the table without some columns."""
-        header = [head for i, head in enumerate(self.header) if i not in columns]
-        rows = [[cell for i, cell in enumerate(row) if i not in columns] for row in self.rows]
-        return replace(self, header=header, rows=rows)
+    def without_empty(self) -> Table:
+        """Return the table without the columns in which no row has a cell."""
+        kept = [i for i in range(len(self.header)) if any(row[i] is not None for row in self.rows)]
+        rows = [[row[i] for i in kept] for row in self.rows]
+        return replace(self, header=[self.header[i] for i in kept], rows=rows)

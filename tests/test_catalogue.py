@@ -316,7 +316,7 @@ def test_a_file_that_holds_no_catalogue(write: Write, text: str, said: str, hint
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_bytes(b"[mine]\nnote = '\xff'\n")
-    assert refused(lambda: load(tmp_path))[0].endswith("cannot be read (Is a directory)")
+    assert refused(lambda: load(tmp_path))[0].endswith("cannot be read (a directory, a device or a pipe)")
     assert "mine.toml: not TOML: 'utf-8' codec can't decode byte 0xff" in refused(lambda: load(path))[0]
 
 

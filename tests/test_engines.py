@@ -1,7 +1,6 @@
 """Threads and devices: the same bits however many there are, the first error, what a device's name means."""
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,14 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from offpol_diag import analyze
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.run import devices as named
 from offpol_diag.run import threads as machine
 from offpol_diag.run.threads import Threads
 from tests.factory import write
 from tests.jobs import Ids, Look, dump
-from tests.reading import opened
+from tests.reading import analyze, opened
 from tests.test_read import sequences
 
 SAMPLE = str(Path("sample_data/stale.parquet").absolute())
@@ -151,18 +149,3 @@ def test_threads_take_gpus_in_turn(tmp_path):
 
     found = Threads(3).reduce(opened(write(tmp_path / "a.parquet"), batch_tokens=2), job)
     assert sorted(found) == ["cuda:0", "cuda:0", "cuda:1"]
-
-
-WITHOUT_TORCH = """
-import sys
-sys.modules["torch"] = None  # importing it fails
-from offpol_diag.__main__ import main
-main()
-"""
-
-
-@pytest.mark.parametrize("line", ["analyze {} -q -o r.html", "compare {} -q --presets token_is,m2po"])
-def test_commands_work_where_torch_is_not_installed(line, tmp_path):
-    command = [sys.executable, "-c", WITHOUT_TORCH, *line.format(SAMPLE).split()]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert (ran.returncode, "torch" in ran.stderr) == (0, False), ran.stderr

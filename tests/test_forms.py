@@ -9,15 +9,17 @@ import itertools
 import json
 import os
 import pickle
+import re
 from collections import namedtuple
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from offpol_diag.dump import forms
 from tests.factory import converted, unconvertible
-from tests.reading import opened
 
 # ---------------------------------------------------------------- one batch as trainers write it
 
@@ -71,13 +73,14 @@ def saved(path, value):
 def nemo_rl(folder):
     """NVIDIA-NeMo/RL: grpo.py (log_data), utils/logger.py (log_batched_dict_as_jsonl, micro-batches of 1).
 
-    prev_logprobs begins with a placeholder 0 and covers the prompt; generation_logprobs is 0 there.
+    prev_logprobs begins with a placeholder 0, which may be in the mask, and covers the prompt;
+    generation_logprobs is 0 there.
     """
     records = []
     for i, one in enumerate(MADE):
         columns = {
             "token_ids": one.tokens,
-            "token_loss_mask": one.whole(one.mask),
+            "token_loss_mask": [int(i == 0), *one.whole(one.mask)[1:]],
             "advantages": [one.advantage] * len(one.tokens),
             "generation_logprobs": one.whole(one.rollout),
             "prev_logprobs": [0.0, *one.whole(one.old, -2.5)[1:]],
@@ -252,11 +255,6 @@ def misspelt(data):
     return data.replace(b"loss_mask", b"loss_musk")
 
 
-def count_first(rows):
-    for one in rows:
-        one["token_loss_mask"][0][0] = 1
-
-
 def beside(make):
     """Return a maker of a file with slime's rollouts beside it."""
     return lambda folder: [slime_rollout(folder), make(folder)][1]
@@ -271,18 +269,15 @@ LEFT_OUT = "1 sequences without a token that counts are left out"
 RANKS = "read as miles, slime up to 0.3.1 (ranks)"
 TRIPS = {  # maker, columns that come back, what names a sequence, what is noted
     "nemo-rl": (nemo_rl, NEMO, "7/{i}", LEFT_OUT),
-    "nemo-rl, placeholder in the mask": (edited(nemo_rl, count_first), NEMO, "7/{i}", "NeMo-RL (nemo-rl)"),
     "prime-rl": (prime_rl, PRIME, "12/{rank}/{at}", "prime-rl (prime-rl)"),
     "slime": (slime, SLIME + " rewards", "13/4{i}", "read as slime (slime)"),
     "slime beside rollouts": (beside(slime), BESIDE, "13/4{i}", "read as slime (slime)"),
     "slime, ranks": (partial(ranks, miles=False), SLIME, "13/4{i}", RANKS),
     "miles": (beside(ranks), BESIDE, "13/4{i}", RANKS),
-    "miles, context 2": (beside(partial(ranks, context=2)), BESIDE, "13/4{i}", RANKS),
-    "miles, context 2, padded": (beside(partial(ranks, context=2, padded=True)), BESIDE, "13/4{i}", RANKS),
-    "miles, context 4": (beside(partial(ranks, context=4)), BESIDE, "13/4{i}", RANKS),
-    "miles, context 4, padded": (beside(partial(ranks, context=4, padded=True)), BESIDE, "13/4{i}", RANKS),
     "skyrl": (skyrl, TOKENS + "group_id", "6/{i}", "SkyRL (skyrl)"),
 }
+for how in ({"context": 2}, {"context": 2, "padded": True}, {"context": 4}, {"context": 4, "padded": True}):
+    TRIPS[f"miles, {how}"] = (beside(partial(ranks, **how)), BESIDE, "13/4{i}", RANKS)
 
 
 @pytest.mark.parametrize("name", TRIPS)
@@ -295,10 +290,7 @@ def test_what_a_trainer_wrote_comes_back(name, tmp_path):
         wanted |= {"rollout_log_probs": one.rollout.tolist(), "response_mask": one.mask.tolist()}
         wanted |= dict.fromkeys(("old_log_probs", "current_log_probs"), one.old.tolist())
         wanted |= {"advantages": [one.advantage] * len(one.ids), "entropy": [0.5] * len(one.ids)}
-        wanted |= {
-            "env_name": "math" if i < 4 else "code",
-            "finish_reason": "completed",
-        }
+        wanted |= {"env_name": "math" if i < 4 else "code", "finish_reason": "completed"}
         found = [row for row in rows if row["sequence_id"] == called.format(i=i, rank=i % 2, at=i // 2)]
         if name.startswith("nemo") and i == 5:
             assert found == [], "it has no loss"
@@ -327,14 +319,13 @@ def test_json_lines_are_read_in_the_order_of_numbers(tmp_path):
     found, _ = converted(tmp_path)
     assert [(one["step"], one["host"]) for one in found] == [(None, "a"), (4, "7")]
     assert "prompt" not in found[0]
-    dump = opened(tmp_path)
-    assert len(dump.files) == 2
 
 
-def test_a_row_group_of_what_is_converted_has_half_a_million_tokens(tmp_path):
-    saved(tmp_path / "a.jsonl", [{"logprobs": [-1.0] * 9000, "old_logprobs": [-1.0] * 9000}] * 100)
-    dump = opened(tmp_path / "a.jsonl")
-    assert [group.rows for _, group in dump.groups] == [59, 41]
+def test_the_form_that_contributing_shows_reads_the_trainers_files(tmp_path):
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text("utf-8")
+    exec(re.search(r"```py\n(.*?)```", text, re.DOTALL)[1], space := dict(vars(forms)))
+    rows = [*space["prime_rl"](forms.Files([prime_rl(tmp_path) / "rank_0.jsonl"]))]
+    assert [row["rollout_log_probs"].tolist() for row in rows] == [one.rollout.tolist() for one in MADE[::2]]
 
 
 # ---------------------------------------------------------------- mistakes

@@ -125,6 +125,7 @@ def test_the_whole_install_analyses_its_sample_and_draws_the_page(site, tmp_path
 
 # ---------------------------------------------------------------- what is imported
 
+SAMPLE = Path(__file__).parents[1] / "sample_data" / "stale.parquet"
 HEAVY = frozenset({"torch", "polars", "pyarrow", "numpy", "jinja2", "scipy", "ray"})
 
 
@@ -157,6 +158,7 @@ def test_nothing_heavy_is_imported(command):
         ("-m offpol_diag gate r.json --max k3=9", set()),
         ("-m offpol_diag gate r.json --baseline r.json --junit g.xml", set()),
         ("-m offpol_diag presets seq_mis", {"numpy", "jinja2"}),
+        (f"-m offpol_diag compare {SAMPLE} -q --presets token_is,m2po", HEAVY - {"torch"}),
     ],
 )
 def test_what_a_command_does_not_need_is_not_imported(command, heavy, tmp_path, monkeypatch):

@@ -315,14 +315,6 @@ def test_the_gate_takes_a_result_from_a_pipe_or_in_python_and_no_other_file(give
     assert [offpol_diag.gate("r.json", max={"k3": most}).passed for most in (100, 1e-9)] == [True, False]
 
 
-def test_rows_without_a_step_are_no_end_of_the_steps(given):
-    table = pq.read_table("sampled.parquet")
-    steps = [NAN if i % 5 == 0 else float(step) for i, step in enumerate(table["step"].to_pylist())]
-    made = table.set_column(table.schema.get_field_index("step"), "step", pa.array(steps))
-    shown = CliRunner().invoke(app, ["doctor", factory.write(Path("some.parquet"), made)]).stdout
-    assert ", steps 0 to 7 and rows without a step, " in " ".join(shown.split())
-
-
 # ---------------------------------------------------------------- hostile texts, numbers and files
 
 DIGITS, NUL, LONG_NAME = "9" * 5000, "a\\u0000b", "n" * 300

@@ -91,8 +91,8 @@ def _on_disk(source: str, endings: Sequence[str]) -> Iterator[Location]:
     path = Path(source)
     if not source or not (kind(path) or WILDCARDS & {*source}):
         names = [one.name for one in path.parent.iterdir()] if kind(path.parent) == "directory" else []
-        near = did_you_mean(path.name, sorted(names), key=lambda name: Path(name).stem.lower())
-        hint = near or f"check the path; relative ones start at {Path.cwd()}"
+        hint = did_you_mean(path.name, sorted(names))
+        hint = hint or f"check the path; relative ones start at {Path.cwd()}"
         raise DumpError(f"{source or 'an empty name'}: no such file or directory", hint)
     for match in [path] if kind(path) else map(Path, glob(str(path), recursive=True)):  # noqa: PTH207
         if kind(match) == "device":

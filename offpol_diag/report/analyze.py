@@ -46,7 +46,7 @@ def answer(result: Result) -> Answer:
 def of_dump(result: Result, *more_cautions: str) -> partial[Answer]:
     """Return an answer on one dump so far: what was read, in one line, and what limits every number."""
     dump = result.dump
-    steps = [one.key.removesuffix(".0") for one in at_steps(result)]  # of a column with rows without a step
+    steps = [one.key for one in at_steps(result)]
     parts = [counted(dump.sequences, "sequence"), counted(dump.tokens, "token")]
     parts += [counted(dump.groups, "prompt")] if "group_id" in dump.columns else []
     parts += [f"steps {steps[0]} to {steps[-1]}"] if len(steps) > 1 else []

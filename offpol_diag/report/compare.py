@@ -75,7 +75,7 @@ def _drops(found: Comparison) -> Iterator[Table]:
         rows.append((by, kept, tokens.count, tokens.numbers["share"], whole.count, *some))
     heads = ("dropped by", "kept by", "tokens", "share", "whole sequences", "mean length", "mean reward")
     table = Table("drops", "What one drops and the other keeps", heads, rows, (DROPPED,))
-    yield table.without(table.empty)
+    yield table.without_empty()
     rows = [
         (one.dropped_by, one.kept_by, *(Number(value=x) if isinstance(x, float) else x for x in row))
         for one in found.drops
@@ -84,7 +84,7 @@ def _drops(found: Comparison) -> Iterator[Table]:
     header = ("dropped by", "kept by", "sequence", "step", "length", "tokens lost", "ΣΔ, nats", "reward")
     caption = "Sequences that lose tokens to one preset only, the largest |ΣΔ| first"
     table = Table("dropped", caption, header, rows, shown="more" if len(found.differences) == 1 else "page")
-    yield table.without(table.empty)
+    yield table.without_empty()
 
 
 # ---------------------------------------------------------------- runs against the first

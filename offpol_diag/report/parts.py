@@ -130,7 +130,7 @@ def _worst(result: Result) -> Table:
     caption = f"{counted(len(rows), 'sequence')} with the largest mean K3"
     header = ("sequence", "step", "lag", "length", "K3, mean", "ΣΔ, nats", "max |Δ|, nats", "reward")
     table = Table("worst-sequences", caption, header, rows, shown="page")
-    return table.without(table.empty)
+    return table.without_empty()
 
 
 def strips(result: Result) -> Sequence[tuple[str, Sequence[Token]]]:
