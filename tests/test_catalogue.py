@@ -150,13 +150,12 @@ def test_a_name_that_people_search_for_is_one_of_the_methods(word: str, name: st
 
 
 def test_a_list_of_names_keeps_the_order_asked_for_and_drops_repeats() -> None:
-    found = SHIPPED.resolve(" seq_mis, token-is,,seq_is_rs,TOKEN_TIS ")
-    assert [preset.name for preset in found] == ["seq_mis", "token_is"]
-    assert SHIPPED.resolve("all") == tuple(SHIPPED.values())
-    assert SHIPPED.resolve("geo_rs,ALL")[0].name == "geo_rs"
-    assert len(SHIPPED.resolve("geo_rs,all")) == len(SHIPPED)
     own = Preset("own", "s")
     assert SHIPPED.resolve(["tis", own]) == (SHIPPED["token_is"], own)
+    found = SHIPPED.resolve(" seq_mis, token-is,,seq_is_rs,TOKEN_TIS ")
+    assert [preset.name for preset in found] == ["seq_mis", "token_is"]
+    first, *others = SHIPPED.resolve("geo_rs,ALL")
+    assert (first.name, len(others), SHIPPED.resolve("all")) == ("geo_rs", 45, tuple(SHIPPED.values()))
 
 
 REFUSED = """
@@ -204,17 +203,14 @@ OLD, BYPASS = ("rollout_log_probs", "old_log_probs"), ("rollout_log_probs", "cur
 
 def test_twenty_methods_are_evaluated_by_default_and_those_of_the_dumps_trainer() -> None:
     usual = SHIPPED.usual(OLD)
-    assert len(usual) == 20
-    assert tuple(one.name for one in usual) == SHIPPED.default
-    assert "m2po" not in SHIPPED.default
+    assert (len(usual), tuple(one.name for one in usual)) == (20, SHIPPED.default)
     further = SHIPPED.resolve("seq_icepop@inf..3,token_is@3,token_icepop@inf..3,seq_is@3")
     assert SHIPPED.usual(OLD, defaults("trl")) == (*usual, *further)
 
 
 def test_without_the_old_policy_the_methods_of_the_current_one_stand_in_place_of_those_that_need_it() -> None:
-    names = [one.name for one in SHIPPED.usual(BYPASS)]
     bypass = [name for name, one in SHIPPED.items() if one.kind == "bypass"]
-    assert sorted(names) == sorted(["ppo_is", *bypass])
+    assert sorted(one.name for one in SHIPPED.usual(BYPASS)) == sorted(["ppo_is", *bypass])
 
 
 @pytest.mark.parametrize("trainer", [name for name in TRAINERS if defaults(name)])

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import offpol_diag
-from offpol_diag.check import by_step, curve_of, curves
+from offpol_diag.check import by_step, curves
 from offpol_diag.cli import app
 from offpol_diag.dump.batch import joined
 from offpol_diag.dump.read import open_dump
@@ -158,17 +158,11 @@ def test_names_that_only_one_side_knows_are_named(dump, said, tmp_path):
     assert f"No single curve has the name of {NAME}." in found
 
 
-@pytest.mark.parametrize(
-    ("name", "there", "curve"),
-    [
-        ("rollout_corr/kl", ["rollout_corr/kl", "mismatch/kl"], "rollout_corr/kl"),
-        ("rollout_corr/kl", ["train/rollout_corr/kl"], "train/rollout_corr/kl"),
-        ("rollout_corr/kl", ["a/rollout_corr/kl", "b/rollout_corr/kl"], None),
-        ("is_masked/mean", ["loss/mean"], None),
-    ],
-)
-def test_a_curve_is_found_by_its_name_or_by_its_end(name, there, curve):
-    assert curve_of(name, {one: {} for one in there}) == curve
+def test_a_curve_may_have_a_prefix_where_no_other_has_the_name(dump, said, tmp_path):
+    names = {NAME: [f"train/{NAME}"], "rollout_corr/kl": ["a/rollout_corr/kl", "b/rollout_corr/kl"]}
+    logged = {step: {one: of[name] for name in names for one in names[name]} for step, of in said.items()}
+    found = check(dump, logged=history(tmp_path, logged))
+    assert [(row.name, row.curve) for row in found.rows] == [(NAME, f"train/{NAME}")]
 
 
 @pytest.mark.parametrize(

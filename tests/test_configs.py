@@ -20,7 +20,6 @@ from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
 from offpol_diag.trainers import TRAINERS, defaults
 from offpol_diag.trainers.translate import config_for, trainers_for
-from offpol_diag.trainers.writers import number
 from tests import oracles
 from tests.trainers import CATALOGUE, EFFECTS, OWN, PRESETS, padded
 
@@ -197,7 +196,6 @@ def test_a_printed_configuration_does_what_the_preset_does(trainer):
 def test_the_batch_reaches_every_rule_and_somebody_says_each_correction():
     """Else a wrong bound could pass: every preset that rejects rejects some of it and keeps some."""
     kept = {name: [w > 0 for w in expected(one)] for name, one in PRESETS.items() if one.reject or one.veto}
-
     assert [name for name, flags in kept.items() if all(flags) or not any(flags)] == []
     assert [name for name in OWN if not trainers_for(PRESETS[name])] == []
 
@@ -320,20 +318,6 @@ def test_a_refusal_names_the_part_and_the_nearest_preset(preset, trainer, messag
         config_for(preset, trainer)
 
     assert caught.value.hint.startswith(hint)
-
-
-# ---------------------------------------------------------------- numbers
-
-
-@pytest.mark.parametrize("value", [1e-4, 1e9, 2.0, 1.001001001001001, 1.5e-300, 0.0])
-def test_a_number_reads_back_as_itself_everywhere(value):
-    text = number(value)
-
-    assert float(text) == value
-    assert yaml.safe_load(f"x: {text}") == tomllib.loads(f"x = {text}") == {"x": value}
-
-
-# ---------------------------------------------------------------- the command
 
 
 def run(*args):

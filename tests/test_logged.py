@@ -13,11 +13,10 @@ import pytest
 import offpol_diag
 from offpol_diag.dump.batch import joined
 from offpol_diag.dump.read import open_dump
-from offpol_diag.presets import Preset, Reject, catalogue
+from offpol_diag.presets import catalogue
 from offpol_diag.trainers import logged as logged_by
 from offpol_diag.trainers import table
 from offpol_diag.trainers.logged import LOGS, TRAINERS, log_of, steps_of
-from tests import oracles
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "golden" / "verl.json").read_text())
@@ -51,18 +50,6 @@ def test_verls_own_numbers_and_masks_and_weights_are_reproduced(stem, generation
             assert step.row_sum(step.weights) / factor == pytest.approx(want["weight_sum"], rel=1e-6), case
         compared += len(want["metrics"])
     assert compared == {"2025-10": 394, "2025-11": 281, "2026-01": 873}[generation]
-
-
-def test_a_ratio_without_a_lower_bound_is_logged_down_to_the_inverse_of_its_upper_one(tmp_path):
-    preset = Preset("p", "", reject=(Reject("ratio", "token", upper=4.0),))
-    old = [-3 + math.log(ratio) for ratio in (0.2, 0.3, 3.9, 4.1)]
-    rows = [{"rollout_log_probs": [-3.0] * 4, "old_log_probs": old}]
-    batch, columns = whole(oracles.write(rows, tmp_path / "d.parquet"))
-    (step,) = steps_of(batch, [preset], columns)
-    logged = LOGS["verl-2025-11"](step)
-
-    shares = [logged[f"rollout_corr/rollout_rs_ratio_fraction_{side}"] for side in ("low", "high")]
-    assert shares == pytest.approx([0.25, 0.25])
 
 
 @pytest.fixture(scope="module")

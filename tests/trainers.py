@@ -8,7 +8,6 @@ it: whether a bound is part of its band is a trainer's decision, how exp(log(b))
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -100,11 +99,11 @@ class Padded:
         return exp(log, clamp) * np.ones(self.mask.shape)
 
     def weight(self, how: str, low: Bound, high: Bound, *of: Any) -> Array:
-        """Weigh by a ratio (`how`: see `MODES`) with its bounds; `of`: as of `ratio`."""
+        """Weigh by a ratio (`how`: see `KINDS`) with its bounds; `of`: as of `ratio`."""
         level, action, *gate = how.split()
         w = self.ratio(level, *of)
         clipped = np.clip(w, -np.inf if low is None else low, np.inf if high is None else high)
-        return clipped if action == "clip" else w * within(self.ratio(*gate or [level], *of), low, high)
+        return clipped if action != "mask" else w * within(self.ratio(*gate or [level], *of), low, high)
 
     def normalized(self, w: Array, level: str) -> Array:
         """Divide weights by their mean over tokens, or over the means of sequences."""
@@ -152,26 +151,11 @@ def below(f: Flat, prefix: str) -> Flat:
     return {key.removeprefix(prefix): value for key, value in f.items() if key.startswith(prefix)}
 
 
-MODES = """
-trl: token_truncate = token clip, token_mask = token mask
-trl: sequence_truncate = sequence clip, sequence_mask = sequence mask
-ms-swift: token_truncate = token clip, token_mask = token mask
-ms-swift: sequence_truncate = geometric clip, sequence_mask = token mask geometric
-openrlhf: tis = token clip, icepop = token mask, mis = token mask geometric
-openrlhf: seq-mask-tis = token mask geometric, seq/mask = token mask geometric
-openrlhf: token/clip = token clip, token/mask = token mask
-nemo-rl: tis = token clip, icepop = token mask, seq-mask-tis = token mask geometric, None = token clip
-areal: token_truncate = token clip, token_mask = token mask
-areal: sequence_truncate = geometric clip, sequence_mask = geometric mask
-prime-rl: cispo = token clip, icepop = token mask
-"""
-"""A trainer's words for a weight = the level of its ratio, whether it is clipped at its bounds or masked (0)
-outside of them, and the level of the ratio that the bounds are compared with, if that is another."""
-MODE = {
-    (trainer, word): how
-    for trainer, modes in re.findall("^(.+): (.+)$", MODES, re.M)
-    for word, how in re.findall("([^ ,]+) = ([^,]+)", modes)
-}
+GEOMETRIC_GATE = "token mask geometric"
+KINDS = {"tis": "token clip", "cispo": "token clip", "icepop": "token mask"}
+KINDS |= dict.fromkeys(("mis", "seq-mask-tis"), GEOMETRIC_GATE)
+"""Word of OpenRLHF, NeMo-RL and prime-rl for a weight → level of its ratio, whether it is clipped at its
+bounds or masked (0) outside of them, and the level of the ratio held against them, if that is another."""
 
 
 def sides(f: Flat, low: str, high: str) -> tuple[float, float]:
@@ -277,8 +261,8 @@ def flash_rl(f: Flat, p: Padded) -> Effect:
 def trl(f: Flat, p: Padded) -> Effect:
     """vllm_importance_sampling_*: a sequence's ratio is the product, unbounded before exp."""
     g = below(f, "vllm_importance_sampling_")
-    how, low = MODE["trl", g.get("mode", "sequence_mask")], g.get("clip_min")
-    w = p.weight(how, low, g.get("clip_max", g.get("cap", 3.0)))
+    how, high = g.get("mode", "sequence_mask").replace("_", " "), g.get("clip_max", g.get("cap", 3.0))
+    w = p.weight(how, g.get("clip_min"), high)
     return Effect(w if g.get("correction", True) else 1.0, *hf_loss(f))
 
 
@@ -294,7 +278,9 @@ def ms_swift(f: Flat, p: Padded) -> Effect:
     """_apply_rollout_importance_sampling: its sequence ratio is the geometric mean; logs clamped to ±20."""
     mode, cap = f["rollout_importance_sampling_mode"], f["rollout_importance_sampling_threshold"]
     assert f["use_vllm"] or mode is None
-    return Effect(p.weight(MODE["ms-swift", mode], None, cap, "old", 20) if mode else 1.0, *hf_loss(f))
+    how = (mode or "").replace("sequence_truncate", "geometric truncate").replace("_", " ")
+    how = GEOMETRIC_GATE if mode == "sequence_mask" else how
+    return Effect(p.weight(how, None, cap, "old", 20) if mode else 1.0, *hf_loss(f))
 
 
 def openrlhf(f: Flat, p: Padded) -> Effect:
@@ -302,15 +288,15 @@ def openrlhf(f: Flat, p: Padded) -> Effect:
     g = below(f, "algo.advantage.is_correction_")
     f = {key.removeprefix("actor."): value for key, value in f.items()}
     on = g["level"] != "off" if "level" in g else g.get("enable", f.get("enable_vllm_is_correction"))
-    kind = g.get("type", f.get("vllm_is_correction_type"))
+    how = KINDS.get(g.get("type", f.get("vllm_is_correction_type")))
     if "level" in g:
         assert g["gating"] == "ratio"
-        kind = f"{g['level']}/{g['mode']}"
+        how = GEOMETRIC_GATE if g["level"] == "seq" else f"token {g['mode']}"
     loss, clip = f["policy_loss_type"], f["eps_clip_low_high"]
     if loss == "gspo" or not on:
         return Effect(1.0, "gspo" if loss == "gspo" else "ppo_clip", "rollout" if on else "old", clip)
     bounds = g.get("threshold", f.get("vllm_is_truncated_threshold"))
-    return Effect(p.weight(MODE["openrlhf", kind], *bounds), clip=clip)
+    return Effect(p.weight(how, *bounds), clip=clip)
 
 
 def nemo_rl(f: Flat, p: Padded) -> Effect:
@@ -321,8 +307,7 @@ def nemo_rl(f: Flat, p: Padded) -> Effect:
     tis = below(g, "truncated_importance_sampling_")
     kind, low, high = tis.get("type"), tis.get("ratio_min"), tis.get("ratio")
     assert high is None or kind is not None
-    how = MODE["nemo-rl", str(kind)]
-    how = how.replace("token clip", "sequence clip") if sequence else how
+    how = "sequence clip" if sequence else KINDS[kind or "tis"]
     weight = p.weight(how, low, high, "current" if on_policy else "old")
     weight = weight if g["use_importance_sampling_correction"] else np.ones(p.mask.shape)
     keep = ~over(p.mean(exp(np.abs(p.gap()))), error)
@@ -375,7 +360,8 @@ def areal(f: Flat, p: Padded) -> Effect:
         means = np.cumsum(squares) / np.arange(1, squares.size + 1)
         factor = (gap**2 <= squares[max(int((means < f["m2_threshold"]).sum()), 1) - 1]) * 1.0
     elif decoupled and "behave_imp_weight_cap" in f:
-        factor = p.weight(MODE["areal", f["behave_imp_weight_mode"]], None, f["behave_imp_weight_cap"])
+        how = f["behave_imp_weight_mode"].replace("sequence", "geometric").replace("_", " ")
+        factor = p.weight(how, None, f["behave_imp_weight_cap"])
     elif decoupled:
         metric, low, high = g["metric"], g.get("lower"), g.get("upper", 5.0)
         sequence = g["level"] == "sequence"
@@ -397,7 +383,7 @@ def prime_rl(f: Flat, p: Padded) -> Effect:
     f = below(f, "trainer.loss.")
     change, low, high = np.exp(p.current) - np.exp(p.rollout), f.get("ratio_low"), f.get("ratio_high")
     if f["type"] in ("icepop", "cispo"):
-        return Effect(p.weight(MODE["prime-rl", f["type"]], low, high, "current"), "reinforce", "rollout")
+        return Effect(p.weight(KINDS[f["type"]], low, high, "current"), "reinforce", "rollout")
     if f["type"] == "ppo":
         return Effect(1.0, "ppo_clip", "rollout", (1 - low, high - 1))
     if f["type"] == "ipo":
