@@ -1,8 +1,8 @@
 """What trainers write by themselves → rows of a dump: NeMo-RL, prime-rl, slime, miles, SkyRL; JSON lines.
 
 A form is a function: files → the columns of each sequence, by the names of `schema`. To add a form, write
-its function and its row in `FORMS` (CONTRIBUTING.md has an example): whatever is raised in it becomes one
-error that names `Files.where`.
+its function (`prime_rl` is a short one) and its row in `FORMS`: whatever is raised in it becomes one error
+that names `Files.where`.
 """
 
 from __future__ import annotations
