@@ -240,11 +240,11 @@ def doctor(out: Output, what: Sequence[str] = (), **asked: Any) -> bool:
     if not out.explain:
         return bool(show(out, api.doctor, named_or_sample(what, out), **asked).is_bug and out.strict)
     from offpol_diag.diagnosis import registry
-    from offpol_diag.report.terminal import terminal
+    from offpol_diag.report.terminal import tables
     from offpol_diag.report.words import every_cause, explained
 
-    answer = every_cause() if out.explain == "list" else explained(registry.cause(out.explain))
-    write({}, terminal(answer, out.verbose, out.quiet))
+    found = every_cause() if out.explain == "list" else explained(registry.cause(out.explain))
+    write({}, tables(found))
     return False
 
 

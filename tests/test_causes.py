@@ -167,15 +167,11 @@ def test_a_cause_is_printed_whole_at_any_width_without_a_dump(name, monkeypatch,
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [("list",), ("list", "-q")])
-def test_without_a_cause_all_are_listed(words):
-    ran = explain(*words)
+def test_without_a_cause_all_are_listed():
+    ran = explain("list")
     assert ran.exit_code == 0
-    if "-q" in words:
-        assert ran.stdout == f"{len(IDS)} causes of a mismatch\n"
-    else:
-        rows = [line.split()[0] for line in ran.stdout.splitlines() if line.split()[:1]]
-        assert [name for name in IDS if name not in rows] == []
+    rows = [line.split()[0] for line in ran.stdout.splitlines() if line.split()[:1]]
+    assert [name for name in IDS if name not in rows] == []
 
 
 REFUSED = [

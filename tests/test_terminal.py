@@ -25,7 +25,7 @@ from offpol_diag.report.charts import charts
 from offpol_diag.report.terminal import LINES, PIPE_WIDTH, make_console
 from offpol_diag.report.terminal import tables as draw
 from offpol_diag.report.words import grows
-from offpol_diag.result import CandidateCause, Diagnosis, Point, load
+from offpol_diag.result import CandidateCause, Point, load
 from offpol_diag.table import Table
 from tests.factory import dump_facts, make_summary
 
@@ -92,29 +92,24 @@ def test_the_answer_has_few_lines_and_none_wider_than_the_terminal(results, at, 
     assert at(results[name], quiet=True) == f"{answered(results[name]).headline}\n"
 
 
-SAID = [  # of the samples, `tests/frozen/texts` has all
-    ("onestep", "TOO LITTLE DATA for a verdict"),
-    ("onestep", "(severe)"),
-    ("onedrift", "(rollout → current)"),
-    ("onedrift", "--max total.k3=0.015"),
-    ("tiny", "TOO LITTLE DATA for a verdict"),
-    ("tiny", "3 sequences, 489 tokens, 1 prompt"),
-    ("raw", "BUG: the rollout column does not hold"),
-    ("raw", "To confirm"),
-    ("raw", "log processed log-probs (vLLM"),
-]
+SAID = {  # of the samples, `tests/frozen/texts` has all
+    "onestep": ("TOO LITTLE DATA for a verdict", "(severe)"),
+    "onedrift": ("(rollout → current)", "--max total.k3=0.015"),
+    "tiny": ("TOO LITTLE DATA for a verdict", "3 sequences, 489 tokens, 1 prompt"),
+    "raw": ("BUG: the rollout column does not hold", "To confirm", "log processed log-probs (vLLM"),
+}
 
 
-@pytest.mark.parametrize(("name", "words"), SAID)
-def test_the_answer_says(results, at, name, words):
+@pytest.mark.parametrize("name", SAID)
+def test_the_answer_says(results, at, name):
     drawn = " ".join(at(results[name]).split())
-    assert words.lower() in drawn.lower(), drawn
+    assert [words for words in SAID[name] if words not in drawn] == []
 
 
 def test_with_v_a_fact_gives_the_evidence_that_its_sentence_does_not(results, at):
     drawn = " ".join(at(results["collapse"], 120, verbose=True).split())
     for once in ("At a constant lag of 2", "A correction alone does", "every correction lasted"):
-        assert drawn.split("9 published")[0].count(once) == 1
+        assert drawn.count(once) == 1
     for words in (
         "✓ K1 is not negative. It is 0.28 [0.21, 0.35] nats.",
         "? E[r] = 1 cannot be tested. The tail of r is too heavy",
@@ -129,8 +124,8 @@ def test_with_v_a_fact_gives_the_evidence_that_its_sentence_does_not(results, at
 def test_beside_a_bug_no_correction_is_shown(results):
     for name in BUGS:
         assert terminal(results[name]).splitlines()[2].startswith("BUG: ")
-        assert "with a weight" not in said(results[name])
-        assert "recommended" not in said(results[name])
+        for words in ("with a weight", "recommended", "seq_mis", "TIS"):
+            assert words not in said(results[name])
 
 
 BANDED = ("good", "fair", "low", "typical", "elevated")
@@ -263,14 +258,6 @@ def test_cautions_stand_before_the_verdict_and_are_cut_where_they_are_many(at):
     assert all(f"! note {i}: " in at(summary, verbose=True) for i in range(30))
 
 
-@pytest.mark.parametrize("verdict", ["healthy", "honest_mismatch", "bug", "cannot_tell"])
-def test_any_result_has_an_answer(verdict):
-    summary = make_summary(diagnosis=Diagnosis(verdict=verdict, headline="A headline."), by={}, gates=[])
-    bare = {"recommendation": None, "metrics": {}, "diagnosis": None}
-    for one in (summary, summary.model_copy(update=bare)):
-        assert len([line for line in terminal(one).splitlines() if line]) > 2
-
-
 def test_a_curve_shows_its_shape():
     assert sparkline((0.0, 1.0, 2.0, None, 7.0)) == "▁▂▃ █"
     assert sparkline((3.0, 3.0)) == "▁▁"
@@ -295,35 +282,22 @@ def test_a_curve_is_flat_where_one_value_lies_within_every_interval(values, halv
 # ---------------------------------------------------------------- tables
 
 
-def wide_table(columns, shown="more"):
-    header = ("preset", *(f"number_{i}" for i in range(columns)))
-    cells = tuple(Number(value=0.5, interval=(0.4, 0.6)) for _ in range(columns))
-    return Table("t", "A caption", header, tuple((f"row {i}", *cells) for i in range(3)), shown=shown)
-
-
-@pytest.fixture
-def grid(monkeypatch):
-    """Return a function that draws a table at some width."""
-
-    def drawn(table, width=80):
-        monkeypatch.setenv("COLUMNS", str(width))
-        return draw([table])
-
-    return drawn
-
-
 @pytest.mark.parametrize(("columns", "width"), [(6, 300), (6, 90), (6, 60), (2, 27), (12, 80)])
-def test_columns_that_do_not_fit_stand_below_and_no_number_loses_its_interval(grid, columns, width):
-    drawn = grid(wide_table(columns), width)
+def test_columns_that_do_not_fit_stand_below_and_no_number_loses_its_interval(columns, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    header = ("preset", *(f"number_{i}" for i in range(columns)))
+    rows = [(f"row {i}", *[Number(value=0.5, interval=(0.4, 0.6))] * columns) for i in range(3)]
+    drawn = draw([Table("t", "A caption", header, rows)])
     body = " ".join(drawn.split())
     assert max(map(cell_len, drawn.splitlines())) <= width
     assert body.count("0.50 [0.40, 0.60]") == 3 * columns
     assert all(f"number_{i} " in f"{body} " for i in range(columns))
 
 
-def test_a_caution_is_a_numbered_note_below(grid):
+def test_a_caution_is_a_numbered_note_below(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
     cells = (Number(value=1.0, note="unreliable: a"), Number(value=1.0, note="b"), Number(unknown="no c"))
-    drawn = grid(Table("t", "A caption", ("preset", "x", "y", "z"), (("row", *cells),)), 60)
+    drawn = draw([Table("t", "A caption", ("preset", "x", "y", "z"), (("row", *cells),))])
     assert "1* (1)  1 (2)  unknown (3)" in drawn
     assert drawn.endswith("(1) a (2) b (3) cannot be known: no c\n")
 
@@ -331,14 +305,9 @@ def test_a_caution_is_a_numbered_note_below(grid):
 # ---------------------------------------------------------------- pipes
 
 
-def pipe(monkeypatch):
-    """Make stdout a pipe; not in a fixture, after which pytest sets its own."""
+def test_a_pipe_is_120_wide_unless_the_environment_sets_the_width(results, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("sys.stdout", io.StringIO())
-
-
-def test_a_pipe_is_120_wide_unless_the_environment_sets_the_width(results, monkeypatch):
-    pipe(monkeypatch)
     assert make_console().width == PIPE_WIDTH == 120
     for name, verbose in product(("collapse", "shift"), (False, True)):
         drawn = terminal(results[name], verbose)

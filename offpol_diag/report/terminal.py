@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -82,12 +82,12 @@ def terminal(
     return _drawn([*top, *_facts(facts, width), *tiles, *tables, *bottom], console)
 
 
-def tables(found: Sequence[str | Table]) -> str:
+def tables(found: Iterable[str | Table]) -> str:
     """Return paragraphs and tables as text for stdout."""
     console, rows = make_console(), list[Row]()
     for one in found:
         rows += _table(one, console) if isinstance(one, Table) else [("", ""), *_text(one, console.width)]
-    return _drawn(rows, console)
+    return _drawn(rows[1:], console)
 
 
 def _drawn(rows: Sequence[Row], console: Console) -> str:

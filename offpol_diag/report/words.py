@@ -12,7 +12,7 @@ from offpol_diag.metrics import band, title, tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, doubted, format_number, format_value, formatted, rounded
 from offpol_diag.presets import catalogue
-from offpol_diag.report.answer import EXPLAIN, Answer, Fact, Line
+from offpol_diag.report.answer import EXPLAIN, Fact, Line
 from offpol_diag.result import (
     Cause,
     Diagnosis,
@@ -304,28 +304,21 @@ KINDS = {
 """Kind of a cause → whether it is a bug, and of what."""
 
 
-def explained(cause: KnownCause) -> Answer:
-    """Return what it looks like, known threads, how to confirm it, how to fix it, and what looks alike."""
+def explained(cause: KnownCause) -> Iterator[str | Table]:
+    """Yield what it looks like, known threads, how to confirm it, how to fix it, and what looks alike."""
     from offpol_diag.diagnosis.cause import TRAINERS  # which imports numpy
 
-    facts = [("Looks like", cause.looks)]
-    facts += [
-        ("Known from", f"{', '.join(one.at)}: {one.symptom}. {one.cause}".strip()) for one in cause.threads
-    ]
-    facts.append(("Confirm", filled(cause, cause.confirm)))
-    facts += [(f"In {TRAINERS[name]}", text) for name, text in cause.settings.items()]
-    facts.append(("Fix", filled(cause, cause.fix)))
-    facts += [("Look-alikes", f"{name}: {what}") for name, what in cause.apart.items()]
-    alike = tuple(("explain", f"{EXPLAIN} {name}") for name in [*cause.apart][:1])
-    return Answer(
-        f"{cause.id}: {KINDS[cause.kind]}",
-        "",
-        cause.title,
-        "info",
-        facts=tuple(Fact(label, text.replace("`", "")) for label, text in facts if text),
-        next=(*alike, ("doctor", "offpol-diag doctor DUMP.parquet")),
-        heading=cause.id,
-    )
+    rows = [("looks like", cause.looks)]
+    for one in cause.threads:
+        why = f" Cause: {one.cause}." if one.cause else ""
+        rows.append(("known from", f"{', '.join(one.at)}: {one.symptom}.{why}"))
+    rows.append(("to confirm", filled(cause, cause.confirm)))
+    rows += [(f"in {TRAINERS[name]}", text) for name, text in cause.settings.items()]
+    rows.append(("fix", filled(cause, cause.fix)))
+    rows += [("looks alike", f"{name}: {what}") for name, what in cause.apart.items()]
+    yield f"{cause.id}: {cause.title}"
+    known = [(label, text.replace("`", "")) for label, text in rows if text]
+    yield Table(cause.id, "", ("kind", KINDS[cause.kind]), known)
 
 
 def filled(cause: KnownCause, text: str) -> str:
@@ -333,12 +326,9 @@ def filled(cause: KnownCause, text: str) -> str:
     return sentence(text.format_map(defaultdict(str, cause.blanks)))
 
 
-def every_cause() -> Answer:
-    """Return the list of causes."""
+def every_cause() -> Iterator[str | Table]:
+    """Yield the list of causes."""
     from offpol_diag.diagnosis.registry import CAUSES
 
-    rows = [(one.id, one.kind, one.title) for one in CAUSES]
-    about = "what each looks like, how to confirm it in a trainer, and how to fix it"
-    tables = (Table("causes", "", ("cause", "kind", "what it is"), rows),)
-    found = f"{len(rows)} causes of a mismatch"
-    return Answer(about, "", found, "info", tables=tables, next=(("explain", f"{EXPLAIN} CAUSE"),))
+    yield f"{len(CAUSES)} causes of a mismatch; `{EXPLAIN} CAUSE` explains one."
+    yield Table("causes", "", ("cause", "kind", "what it is"), [(x.id, x.kind, x.title) for x in CAUSES])
