@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     import polars as pl
 
-    from offpol_diag.report.plot import Chart
+    from offpol_diag.report.charts import Chart
 
 T = TypeVar("T")
 FORMAT = 3

@@ -19,9 +19,10 @@ all(".cp").forEach(button => {
 // --- Charts: drawn by plotly when they come into view, as light or dark, wide or narrow as the page is.
 const unpacked = async text => new Response(new Blob([Uint8Array.from(atob(text), c => c.charCodeAt(0))]).stream()
   .pipeThrough(new DecompressionStream("gzip"))).text()
+const { nonce } = document.currentScript
 let plotly
 const loaded = () => plotly ??= unpacked(one("#plotly").textContent)
-  .then(text => document.head.append(Object.assign(document.createElement("script"), { text })))
+  .then(text => document.head.append(Object.assign(document.createElement("script"), { nonce, text })))
 const dark = matchMedia("(prefers-color-scheme: dark)"), wide = matchMedia("(min-width: 1000px)")
 const touch = matchMedia("(pointer: coarse)")
 const draw = async place => {

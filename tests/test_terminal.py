@@ -157,11 +157,11 @@ def test_a_tail_is_named_by_the_limit_of_its_own_weights(results):
             for over, (k, limit) in given.items()
         }
         changed = summary.model_copy(update={"charts": summary.charts.model_copy(update={"tails": some})})
-        return next(one.title for one in charts(changed) if one.name == "tail").partition(" for ")[0]
+        return next(one.title for one in charts(changed) if one.name == "tail").partition("k̂ of ")[2]
 
-    assert title(0.69, 0.66) == "The tail of the weights of sequences is too heavy"
-    assert title(0.75, 0.5) == "The tail of the weights of tokens is too heavy"
-    assert title(0.6, 0.6) == "The tail of the weights is light enough"
+    light, heavy = "(light enough: below", "(too heavy: above"
+    assert title(0.69, 0.66) == f"0.69 for tokens {light} 0.7) and of 0.66 for sequences {heavy} 0.64)"
+    assert title(0.75, 0.5) == f"0.75 for tokens {heavy} 0.7) and of 0.50 for sequences {light} 0.64)"
 
 
 def with_series(summary, **series):

@@ -9,7 +9,7 @@ from offpol_diag.metrics import Tone
 from offpol_diag.numerals import minus
 from offpol_diag.printable import printable_lines
 from offpol_diag.report.answer import Answer, texts
-from offpol_diag.report.plot import TEMPLATES
+from offpol_diag.report.charts import TEMPLATES
 from offpol_diag.result import Result
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 FORMS = ("report", "json", "md", "junit")
 """Forms that a result is written in; `render` draws them, and the terminal's."""
 ICONS: dict[Tone, str] = {"good": "✅", "warn": "⚠️", "bad": "❌", "info": "ℹ️"}
-LIMIT, CAUTIONS = 60_000, 20
-"""Most bytes, and most cautions, of Markdown; GitHub refuses comments of 65,536 characters."""
+LIMIT = 60_000
+"""Most bytes of Markdown: GitHub refuses comments of 65,536 characters."""
 
 
 def answered(result: Result | Checked) -> Answer:
@@ -40,13 +40,9 @@ def answered(result: Result | Checked) -> Answer:
 
 
 def render(result: Result | Checked, form: str, verbose: bool = False, quiet: bool = False) -> str:
-    """Return a result in one of its forms: report (the page), json, md, junit or terminal.
+    """Return a result as the page (`report`), `json`, `md`, `junit` or for the `terminal`.
 
-    Args:
-        result: the result of a command.
-        form: what is drawn.
-        verbose: whether the terminal shows every table.
-        quiet: whether it shows the verdict alone, in one line.
+    Of the terminal `verbose` shows every table, and `quiet` the verdict alone, in one line.
     """
     if form == "json":
         return result.to_json()
@@ -72,17 +68,11 @@ def markdown(answer: Answer) -> str:
     """
     from jinja2 import Environment, FileSystemLoader
 
-    made = Environment(loader=FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True)
-    made.finalize, made.filters["texts"] = escaped, texts
-    known = {
-        "answer": answer,
-        "icon": ICONS[answer.tone],
-        "most": CAUTIONS,
-        "tables": [one for one in (answer.numbers, *answer.tables) if one.rows],
-        "evidence": [(one.label, str(line)) for one in answer.facts for line in one.lines],
-    }
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True)
+    environment.finalize, environment.filters["texts"] = escaped, texts
+    tables, template = [answer.numbers, *answer.tables], environment.get_template("answer.md.j2")
     for folded in (True, False):
-        drawn = made.get_template("answer.md.j2").render(known, folded=folded)
+        drawn = template.render(answer=answer, icon=ICONS[answer.tone], tables=tables, folded=folded)
         text = printable_lines(re.sub(r" +(?=\n)|(?<=\n\n)\n+", "", drawn).strip() + "\n")
         if len(text.encode()) < LIMIT:
             break

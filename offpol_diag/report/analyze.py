@@ -17,7 +17,6 @@ from offpol_diag.numerals import count, counted, doubted, formatted
 from offpol_diag.report import words
 from offpol_diag.report.answer import EXPLAIN, Answer, Fact, Tile, listed
 from offpol_diag.report.charts import charts
-from offpol_diag.report.rescore import deciding, reproduced
 from offpol_diag.result import DumpFacts, Point, Result, at_steps, curve
 from offpol_diag.table import Cell, Shown, Table
 from offpol_diag.trainers import named_in
@@ -107,7 +106,7 @@ def _facts(result: Result) -> Iterator[Fact]:
     causes = result.diagnosis.causes if result.diagnosis else []
     yield from words.bug_or_not(result)
     if result.reference is not None:
-        yield reproduced(result.reference)
+        yield Fact("Reference", f"Given {result.reference.rests_on}, {result.reference.headline}.")
     if result.undecided:
         yield words.candidates(result.undecided)
     if causes and result.is_bug:
@@ -118,7 +117,10 @@ def _facts(result: Result) -> Iterator[Fact]:
         yield from words.what_to_do(result, result.recommendation)
     if result.undecided:
         yield Fact("Decide", result.undecided.decide)
-        yield from deciding(result)
+        lacks = [name for name in ("token_ids", "prompt_ids") if name not in result.dump.columns]
+        needs = f", with {listed(lacks)} in the dump" if lacks else ""
+        again = f"Scoring again with the trainer's checkpoint tells which side is off{needs}."
+        yield from () if result.reference else (Fact("Rescore", again),)
 
 
 def _commands(result: Result) -> Iterator[tuple[str, str]]:

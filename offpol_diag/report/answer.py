@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from offpol_diag.metrics import Tone, tone
 from offpol_diag.number import Number
 from offpol_diag.numerals import count, doubted, formatted, minus
-from offpol_diag.report.plot import Chart
+from offpol_diag.report.charts import Chart
 from offpol_diag.table import Cell, Table
 
 EXPLAIN = "offpol-diag doctor --explain"

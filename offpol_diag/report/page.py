@@ -17,61 +17,78 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
 from offpol_diag.metrics import BANDS, tone
 from offpol_diag.numerals import minus, rounded
 from offpol_diag.report import answered
 from offpol_diag.report.answer import footnotes, shown
+from offpol_diag.report.charts import TEMPLATES, Chart, look
 from offpol_diag.report.parts import Part, parts
-from offpol_diag.report.plot import TEMPLATES, Chart, look
 from offpol_diag.result import Result, in_sync
 
 if TYPE_CHECKING:
     from offpol_diag.check import Checked
 
-LEVEL = 5
-"""Of gzip: two thirds of the time of its default, for 1% more."""
-UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Control characters and lone surrogates, which HTML does not allow."""
-INTERVAL, CODE = re.compile(r"\[\S+, \S+\]"), re.compile("`([^`]+)`")
+NOT_IN_HTML = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters and lone surrogates."""
 
 
 def page(result: Result | Checked) -> str:
     """Render the whole page; equal results give equal pages."""
-    answer = answered(result)
-    of_result: dict[str, Any] = {"k3": None}
+    answer, known = answered(result), dict[str, Any](k3=None)
     if isinstance(result, Result):
-        of_result = {"k3": result.main("k3"), "synced": in_sync(result), "bands": BANDS["k3"]}
+        known = {"k3": result.main("k3"), "synced": in_sync(result), "bands": BANDS["k3"]}
         sections, version = [*parts(result, answer)], result.run.version
     else:
         tables = tuple(table for table in answer.tables if table.shown != "always")
         sections, version = [Part("steps", "Steps", answer.remarks, tables=tables)], result.version
     style, script = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
-    plotly, digest = library() if answer.charts else ("", "")
+    data = packed(result.to_json())
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= FILTERS
+    called = (drawn, footnotes, minus, percent, rounded, spark, tone, unbroken)
+    environment.filters |= {function.__name__: function for function in called}
+    environment.filters["cells"] = lambda table: [[*map(shown, row)] for row in table.rows]
     rendered: str = environment.get_template("report.html.j2").render(
+        known,
         answer=answer,
-        cards={fact.label: fact for fact in answer.facts if fact.title},
-        **of_result,
         parts=sections,
-        data=packed(result.to_json()),
-        plotly=plotly,
-        looks=json.dumps({"light": look("light"), "dark": look("dark")}),
         version=version,
-        digests=[digested(script), digest],
+        cards={fact.label: fact for fact in answer.facts if fact.title},
+        data=data,
+        nonce=sha256(data.encode()).hexdigest(),  # the only scripts that run; no name in a dump can know it
+        plotly=library() if answer.charts else "",
+        looks=json.dumps({"light": look("light"), "dark": look("dark")}),
         style=style,
         script=script,
     )
-    return UNSEEN.sub("\ufffd", rendered)
+    return NOT_IN_HTML.sub("\ufffd", rendered)
+
+
+def packed(text: str) -> str:
+    """Gzip a text, in base 64, which is safe in HTML; equal texts give equal ones."""
+    zipped = gzip.compress(text.encode("utf-8", "replace"), 5, mtime=0)  # 9 takes half as long again, for 1%
+    return base64.b64encode(zipped).decode()
+
+
+@cache
+def library() -> str:
+    """Return the plotly.min.js of the installed package, packed."""
+    found = find_spec("plotly")
+    assert found  # the extra `cli` has it
+    file = Path(str(found.origin)).parent / "package_data" / "plotly.min.js"
+    return packed(file.read_text(encoding="utf-8"))
+
+
+# ---------------------------------------------------------------- what the templates call
+
+
+def drawn(chart: Chart) -> str:
+    """Return traces and layout of a chart as plotly reads them, packed."""
+    return packed(json.dumps({"data": chart.data, "layout": chart.layout}, separators=(",", ":")))
 
 
 def percent(k3: float | None) -> float:
@@ -82,55 +99,13 @@ def percent(k3: float | None) -> float:
 def spark(heights: Sequence[float | None]) -> str:
     """Return the points of a small curve in a box of 240 by 30."""
     known = [y for y in heights if y is not None]
-    low = min(known, default=0.0)
-    span, step = (max(known, default=1.0) - low) or 1.0, 234 / max(len(heights) - 1, 1)
-    pairs = [(3 + i * step, 27 - 24 * (y - low) / span) for i, y in enumerate(heights) if y is not None]
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in pairs)
-
-
-# ---------------------------------------------------------------- the file
-
-
-def packed(text: str) -> str:
-    """Gzip a text, in base 64, which is safe in HTML; equal texts give equal ones."""
-    return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), LEVEL, mtime=0)).decode()
-
-
-def drawn(chart: Chart) -> str:
-    """Return traces and layout of a chart as plotly reads them, packed."""
-    parts = {"data": chart.data, "layout": chart.layout}
-    return packed(json.dumps(parts, ensure_ascii=False, separators=(",", ":")))
-
-
-@cache
-def library() -> tuple[str, str]:
-    """Return the plotly.min.js of the installed package, packed, and its digest."""
-    found = find_spec("plotly")
-    assert found  # the extra `cli` has it
-    script = (Path(str(found.origin)).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
-    return packed(script), digested(script)
-
-
-def digested(script: str) -> str:
-    """Return the digest of a script, as a content security policy names it."""
-    return f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"
+    low, step = min(known, default=0.0), 234 / max(len(heights) - 1, 1)
+    span = (max(known, default=1.0) - low) or 1.0
+    points = [(3 + i * step, 27 - 24 * (y - low) / span) for i, y in enumerate(heights) if y is not None]
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def unbroken(text: str) -> Markup:
     """Return a sentence as HTML without line breaks in intervals; `x` is code."""
-    whole = INTERVAL.sub(r'<span class="nw">\g<0></span>', str(escape(minus(text))))
-    return Markup(CODE.sub(r"<code>\1</code>", whole))
-
-
-FILTERS = {
-    "cells": lambda table: [[shown(cell) for cell in row] for row in table.rows],
-    "drawn": drawn,
-    "footnotes": footnotes,
-    "minus": minus,
-    "percent": percent,
-    "rounded": rounded,
-    "spark": spark,
-    "tone": tone,
-    "unbroken": unbroken,
-}
-"""What the templates know."""
+    whole = re.sub(r"\[\S+, \S+\]", r'<span class="nw">\g<0></span>', str(escape(minus(text))))
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", whole))

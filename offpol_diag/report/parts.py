@@ -18,7 +18,7 @@ from offpol_diag.number import Number
 from offpol_diag.numerals import counted, rounded
 from offpol_diag.printable import printable
 from offpol_diag.report.answer import Answer
-from offpol_diag.report.plot import Chart
+from offpol_diag.report.charts import Chart
 from offpol_diag.result import DumpFacts, Result, Run, WorstSequence
 from offpol_diag.table import Cell, Table
 

@@ -20,47 +20,50 @@ MOST = 12
 """Most thresholds that a table shows, roughly."""
 
 
-def answer(summary: Result, found: Sweep) -> Answer:
+def answer(result: Result, found: Sweep) -> Answer:
     """Return what the preset keeps at its own threshold, or within the bounds that were solved for."""
-    columns = dict[tuple[float, ...], str]()
-    for name in COLUMNS:  # those that vary, and differ from all before: without weights ESS is what is kept
-        values = tuple(one.numbers.get(name, Number()).value or 0.0 for one in found.points)
-        columns |= {values: name} if len({*values}) > 1 and values not in columns else {}
-    kept = {one.numbers.get("tokens_weighted", Number()).value for one in found.points}
-    name = "ess_tokens" if kept == {1.0} else "tokens_weighted"
-    shown, points = [*columns.values()] or [name], some(found.points, name)
-    own = next((one for one in points if one.own), points[0])
-    value, interval = formatted(own.numbers.get(name, Number()))
-    what = f"an ESS of tokens of {value}" if name == "ess_tokens" else f"{value} of the tokens"
+    values = {
+        key: [point.numbers.get(key, Number()).value or 0.0 for point in found.points] for key in COLUMNS
+    }
+    shown = list[str]()  # those that vary and equal none before: without weights, ESS is what is kept
+    for key in COLUMNS:
+        if len({*values[key]}) > 1 and values[key] not in [values[other] for other in shown]:
+            shown.append(key)
+    keeps_all = {*values["tokens_weighted"]} == {1.0}
+    key = "ess_tokens" if keeps_all else "tokens_weighted"
+    points = thinned(found.points, values[key])
+    own = next((point for point in points if point.own), points[0])
+    value, interval = formatted(own.numbers.get(key, Number()))
+    what = f"an ESS of tokens of {value}" if keeps_all else f"{value} of the tokens"
     sentence = f"{found.preset} at {own.threshold:.7g} keeps {what} {interval}".strip()
-    next_ = analysis(summary.dump)
-    bound = f"{found.which} of {found.preset} moves{'' if '.' in found.which else ', the window [1/b, b]'}; "
-    facts = [Fact("Bound", f"{bound}it is on {found.statistic} of each {found.unit}, r = π_train/π_rollout.")]
+    then = analysis(result.dump)
+    moves = f"{found.which} of {found.preset} moves{'' if '.' in found.which else ', the window [1/b, b]'}; "
+    facts = [Fact("Bound", f"{moves}it is on {found.statistic} of each {found.unit}, r = π_train/π_rollout.")]
     if window := found.window:
         ends = {place.rpartition(".")[2]: repr(end) for place, end in window.point.bounds.items()}
-        held = " ≤ ".join(filter(None, (ends.get("lower"), found.statistic, ends.get("upper"))))
+        inside = " ≤ ".join(filter(None, (ends.get("lower"), found.statistic, ends.get("upper"))))
         share = format_value(window.kept / window.of, "fraction")
-        sentence = f"{held} keeps {share} of the {found.unit}s"
-        many = f"{count(window.kept)} of {count(window.of)} {found.unit}s"
-        facts.append(Fact("Asked", f"{format_value(window.asked, 'fraction')}; kept are {many}."))
-        next_ = (("preset", f"offpol-diag presets {shlex.quote(window.preset)}"), *next_)
-    facts += [Fact("Bug?", summary.diagnosis.headline)] if summary.diagnosis else []
+        sentence = f"{inside} keeps {share} of the {found.unit}s"
+        kept = f"{count(window.kept)} of {count(window.of)} {found.unit}s"
+        facts.append(Fact("Asked", f"{format_value(window.asked, 'fraction')}; kept are {kept}."))
+        then = (("preset", f"offpol-diag presets {shlex.quote(window.preset)}"), *then)
+    facts += [Fact("Bug?", result.diagnosis.headline)] if result.diagnosis else []
     rows = [
-        (f"{one.threshold:.9g}{' ←' if one.own else ''}", *(one.numbers.get(key) for key in shown))
-        for one in points
+        (f"{point.threshold:.9g}{' ←' if point.own else ''}", *map(point.numbers.get, shown or [key]))
+        for point in points
     ]
     caption = f"{found.preset} by threshold of {found.which} (←: the preset as it stands)"
-    table = Table("sweep", caption, ("threshold", *map(title, shown)), rows)
-    return of_dump(summary)("", sentence, "info", facts=tuple(facts), tables=(table,), next=next_)
+    table = Table("sweep", caption, ("threshold", *map(title, shown or [key])), rows)
+    return of_dump(result)("", sentence, "info", facts=tuple(facts), tables=(table,), next=then)
 
 
-def some(points: Sequence[SweptPoint], name: str) -> list[SweptPoint]:
-    """Select the thresholds to show: those between which a number moves by a part of its range."""
-    values = [one.numbers.get(name, Number()).value or 0.0 for one in points]
-    part, last, found = (max(values) - min(values)) / MOST, math.inf, list[SweptPoint]()
-    for one, value in zip(points, values, strict=True):
-        moves = abs(value - last) >= part > 0
-        if moves or one.own or len(points) <= MOST:
-            found.append(one)
+def thinned(points: Sequence[SweptPoint], values: Sequence[float]) -> list[SweptPoint]:
+    """Select the thresholds to show: those between which a value moves by a part of its range."""
+    part = (max(values) - min(values)) / MOST or math.inf
+    found, last = list[SweptPoint](), math.inf
+    for point, value in zip(points, values, strict=True):
+        moves = abs(value - last) >= part
+        if moves or point.own or len(points) <= MOST:
+            found.append(point)
         last = value if moves else last
-    return found or [*points[:1]]
+    return found
