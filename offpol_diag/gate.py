@@ -109,10 +109,10 @@ class Gates(BaseModel):
 
 
 def required(gates: Path | None = None, **options: Any) -> Gates:
-    """Return what options ask, and what a gate file does that they do not.
+    """Return what options ask for, and what a gate file does that they do not.
 
     Args:
-        gates: the file; the path of its baseline is taken from beside it.
+        gates: the file; the path of its baseline is relative to it.
         **options: by the keys of `Gates`; limits as texts `k3=0.002`.
 
     Raises:
@@ -131,8 +131,8 @@ def required(gates: Path | None = None, **options: Any) -> Gates:
     asked = {key: value for key, value in options.items() if value or value == 0}
     for kind in ("max", "min"):
         pairs = [text.rpartition("=") for text in asked.get(kind, ())]
-        own = {name.strip(): limit.strip() for name, _, limit in pairs}
-        asked[kind] = own | {name: x for name, x in filed.get(kind, {}).items() if name not in own}
+        limits = {name.strip(): limit.strip() for name, _, limit in pairs}
+        asked[kind] = limits | {name: x for name, x in filed.get(kind, {}).items() if name not in limits}
     try:
         found = Gates(**filed | asked)
     except ValidationError as error:

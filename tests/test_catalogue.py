@@ -86,10 +86,10 @@ token_clip@0.5..inf → weight max(r_t, 0.5)
 token_icepop → weight r_t where 0.5 ≤ r_t ≤ 5, else 0
 m2po → keep the tokens with the smallest values, with batch mean of Δ²/2 < 0.02
 seq_mis → weight min(∏r, 2); keep sequences with 0.5 ≤ ∏r ≤ 2
-opsm → keep sequences with mean −Δ ≤ 0.1 (asked only where A < 0)
+opsm → keep sequences with mean −Δ ≤ 0.1 (applies only where A < 0)
 geo_rs → keep sequences with 0.999001 ≤ (∏r)^(1/n) ≤ 1.001; veto any r_t < 0.0001
 geo_rs@veto.upper=9 → veto any r_t < 0.0001 or any r_t > 9
-dppo_tv → -0.2 ≤ (π_train−π_rollout) ≤ 0.2 (the upper bound asked where A > 0, the lower where A ≤ 0)
+dppo_tv → -0.2 ≤ (π_train−π_rollout) ≤ 0.2 (the upper bound applies where A > 0, the lower where A ≤ 0)
 token_is@3 → weight min(r_t, 3)
 seq_mis@2..0.4..2.5 → weight min(∏r, 2); keep sequences with 0.4 ≤ ∏r ≤ 2.5
 seq_mis@3..4 → weight min(∏r, 3); keep sequences with 0.25 ≤ ∏r ≤ 4

@@ -268,7 +268,7 @@ def test_ms_swift_takes_every_block_that_is_printed_for_it():
 # ---------------------------------------------------------------- what is said of it
 
 REMARKS = [  # those of guards are of the newest version that can say it
-    ("geo_rs", "verl", "verl from 0.7.1 cannot say this: a veto"),
+    ("geo_rs", "verl", "verl from 0.7.1 cannot express this: a veto"),
     ("token_is", "trl", "no dual clip here unless delta is 3;"),
     ("token_is", "trl", "the weight is not clamped here before exp; in the preset clamped to ±20"),
     ("token_is_rs_veto", "skyrl", "rejected tokens stay"),
@@ -304,11 +304,16 @@ REFUSED = [
     (CATALOGUE["recompute@loss=gspo:clip.dual=4"], "verl", "dual clip under the GSPO loss", PRINTED),
     (CATALOGUE["seq_is"], "ms-swift", "product ratio", f"{PRINTED} verl, trl, slime, miles, skyrl"),
     (CATALOGUE["token_is@0.9"], "areal", r"the weight min\(r_t, 0.9\)", "nearest: "),
-    (CATALOGUE["ipo@-0.3..0.2"], "prime-rl", "unequal bounds", "nearest: ipo; no trainer's config can say"),
+    (
+        CATALOGUE["ipo@-0.3..0.2"],
+        "prime-rl",
+        "unequal bounds",
+        "nearest: ipo; no trainer's config can express",
+    ),
     (CATALOGUE["decoupled_geo_rs_token_tis"], "trl", "the rule that keeps seq", "nearest: token_is; "),
     (CATALOGUE["geo_rs"], "slime", "rejects only beside use_tis", f"{PRINTED} verl"),
-    *((one, trainer, "^{} cannot say x: ", "") for one in (MIN, FREE) for trainer in TRAINERS),
-    *((VETO, trainer, "^{} cannot say x: ", "") for trainer in TRAINERS if trainer != "skyrl"),
+    *((one, trainer, "^{} cannot express x: ", "") for one in (MIN, FREE) for trainer in TRAINERS),
+    *((VETO, trainer, "^{} cannot express x: ", "") for trainer in TRAINERS if trainer != "skyrl"),
 ]
 
 
@@ -333,7 +338,7 @@ def test_stdout_is_what_is_pasted_of_one_preset_after_the_other():
 def test_a_refusal_is_an_error_and_a_hint_and_nothing_is_printed():
     ran = run("tis,geo_rs", "--for", "trl")
     assert (ran.exit_code, ran.stdout) == (2, "")
-    assert re.fullmatch(r"error: trl cannot say geo_rs: .+\n\nhint: .+\n", ran.stderr), ran.stderr
+    assert re.fullmatch(r"error: trl cannot express geo_rs: .+\n\nhint: .+\n", ran.stderr), ran.stderr
 
 
 def test_without_a_name_a_trainer_lists_what_it_can_say():

@@ -149,7 +149,7 @@ def test_a_decision_is_said_in_the_trainers_own_syntax_or_that_it_cannot_be(chan
     for trainer in TRAINERS if len(lines) == 3 else ():
         able = trainer in trainers_for(catalogue.load()[FAMILIES["current" if change else "old"][0]])
         config = advised(given(**change), trainer).recommendation.config
-        assert config.startswith(f"# {trainer} cannot say") is not able
+        assert config.startswith(f"# {trainer} cannot express") is not able
 
 
 SAMPLES = Path(__file__).parent.parent / "sample_data"

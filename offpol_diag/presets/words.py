@@ -46,11 +46,11 @@ OVER = {"token": "", "sum": "Σ ", "segment": "turn mean of ", "batch": "batch m
 UNITS = {"token": "tokens", "segment": "turns", "batch": "the tokens with the smallest values,"}
 SIGNS = {
     "any": "",
-    "negative": " (asked only where A < 0)",
-    "positive": " (asked only where A > 0)",
-    "against": " (the upper bound asked where A > 0, the lower where A < 0)",
-    "against_or_zero": " (the upper bound asked where A > 0, the lower where A ≤ 0)",
-    "away": " (asked only where A·Δ > 0)",
+    "negative": " (applies only where A < 0)",
+    "positive": " (applies only where A > 0)",
+    "against": " (the upper bound applies where A > 0, the lower where A < 0)",
+    "against_or_zero": " (the upper bound applies where A > 0, the lower where A ≤ 0)",
+    "away": " (applies only where A·Δ > 0)",
 }
 LOSSES = {
     "ppo_clip": "PPO clip on π_θ/{anchor}",

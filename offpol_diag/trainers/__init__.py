@@ -58,5 +58,5 @@ def trainer_named(name: str) -> str:
 
 def named_in(provenance: Mapping[str, object]) -> str:
     """Return the trainer that a dump's metadata names; empty if it names none that is known."""
-    said = re.split(r"[^a-z0-9-]+", str(provenance.get("trainer", "")).lower().replace("_", "-"))
-    return next((name for name in TRAINERS if name in said), "")
+    words = re.split(r"[^a-z0-9-]+", str(provenance.get("trainer", "")).lower().replace("_", "-"))
+    return next((name for name in TRAINERS if name in words), "")

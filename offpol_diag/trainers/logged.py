@@ -601,7 +601,7 @@ TRAINERS = tuple(one for one in ALL_TRAINERS if one == "verl" or one in LOGS)
 
 
 def log_of(trainer: str, generation: str, preset: Preset) -> str:
-    """Return the key of `LOGS`; slime and miles take the MIS helper for what their flags cannot say."""
+    """Return the key of `LOGS`; slime and miles take the MIS helper for what their flags cannot express."""
     weight, kinds = preset.weight, [(rule.statistic, rule.over) for rule in preset.reject]
     if trainer == "verl":
         return f"verl-{generation}"

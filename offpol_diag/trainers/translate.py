@@ -98,9 +98,9 @@ def config_for(preset: Preset, trainer: str) -> Config:
         return configured(preset, name)
     except ConfigError as error:
         nearest, able = nearest_preset(preset, name), ", ".join(trainers_for(preset))
-        hint = f"its config can be printed for {able}" if able else "no trainer's config can say it"
+        hint = f"its config can be printed for {able}" if able else "no trainer's config can express it"
         hint = f"nearest: {nearest}; {hint}" if nearest else hint
-        raise ConfigError(f"{name} cannot say {preset.name}: {error.message}", hint) from error
+        raise ConfigError(f"{name} cannot express {preset.name}: {error.message}", hint) from error
 
 
 def trainers_for(preset: Preset, trainers: Iterable[str] = TRAINERS) -> tuple[str, ...]:
@@ -159,7 +159,7 @@ def configured(preset: Preset, trainer: str) -> Config:
     if not blocks:
         raise refusals[0]
     if "until" in newest:
-        remarks.append(f"{newest['name']} from {newest['until']} cannot say this: {refusals[0].message}")
+        remarks.append(f"{newest['name']} from {newest['until']} cannot express this: {refusals[0].message}")
     guards = {key: evaluated(value, {"preset": preset}) for key, value in newest.get("guards", {}).items()}
     remarks += differences(preset, guards)
     return Config(preset.name, trainer, tuple(blocks), tuple(dict.fromkeys(filter(None, remarks))))
@@ -254,7 +254,7 @@ def match(row: Table, parts: Sequence[Part], left: Sequence[Part], names: Table)
     """Match a row with a preset's parts, of which some are `left` to take; None where it does not match.
 
     Raises:
-        ConfigError: it matches what the trainer cannot say.
+        ConfigError: it matches what the trainer cannot express.
     """
     from jinja2 import Undefined  # here: a saved result is judged without it
 

@@ -32,8 +32,8 @@ class Snippet:
     read: str = ""  # date and commit at which its keys were read
 
 
-def snippets(settings: Settings, trainer: Mapping[str, Any], **said: Any) -> Iterator[Snippet]:
-    """Yield the settings in each language of a trainer's table, with what is `said` of all blocks.
+def snippets(settings: Settings, trainer: Mapping[str, Any], **facts: Any) -> Iterator[Snippet]:
+    """Yield the settings in each language of a trainer's table, with `facts` that all blocks share.
 
     Settings that belong in a file of their own come first.
     """
@@ -41,11 +41,11 @@ def snippets(settings: Settings, trainer: Mapping[str, Any], **said: Any) -> Ite
     if apart:
         file = next(iter(apart)).partition("/")[0]
         text = yaml({key.removeprefix(f"{file}/"): value for key, value in apart.items()})
-        yield Snippet("yaml", text, file=file, **said)
+        yield Snippet("yaml", text, file=file, **facts)
     own = {key: value for key, value in settings.items() if key not in apart}
     for at, language in enumerate(trainer["write"]):
         title = {"yaml": "as YAML", "hydra": "as overrides"}[language] if at else language if apart else ""
-        yield Snippet(language, WRITERS[language](own, trainer) if own else "", title, **said)
+        yield Snippet(language, WRITERS[language](own, trainer) if own else "", title, **facts)
 
 
 def number(value: float) -> str:
