@@ -143,10 +143,8 @@ def test_analyze_and_doctor_of_what_is_written_say_the_same(tmp_path, loaded, re
 
 
 def test_a_column_of_that_name_that_rescore_did_not_write_is_nothing(tmp_path, responses, numbers):
-    path = tmp_path / "d.parquet"
-    write(
-        path, responses, numbers["adapter off"], numbers["as given"], reference_log_probs=numbers["as given"]
-    )
+    given, off = numbers["as given"], numbers["adapter off"]
+    path = write(tmp_path / "d.parquet", responses, off, given, reference_log_probs=given)
     assert offpol_diag.doctor(path).reference is None
 
 
@@ -167,14 +165,9 @@ def test_the_side_and_what_it_computes(engine, trainer, verdict, named, tmp_path
     found = asked(path, loaded).reference
 
     assert found.verdict == verdict
-    assert (
-        tuple(one.variant if one.state == "variant" else "" for one in (found.engine, found.trainer)) == named
-    )
     for side, name in zip((found.engine, found.trainer), named, strict=True):
-        assert (side.state == "variant") == bool(name)
-        if name:
-            assert side.reproduced
-            assert side.fits[0].name == name
+        assert (side.state == "variant", side.reproduced) == (bool(name), bool(name))
+        assert (side.variant, side.fits[0].name) == (name, name) or not name
     assert "temperature 1" in found.rests_on
     assert "recorded by ours" in found.rests_on
 
@@ -200,18 +193,15 @@ def test_a_fault_of_some_responses_is_found_where_it_is(label, tmp_path, loaded,
     odd = responses.group % 4 == 1
     pairs = zip(numbers["adapter off"], numbers["as given"], odd, strict=True)
     engine = [bad if at else good for bad, good, at in pairs]
-    named = {
-        "host": {"host": ["b" if at else "a" for at in odd]},
-        "step": {"step": [7 if at else 6 for at in odd]},
-    }
-    path = write(tmp_path / "d.parquet", responses, engine, numbers["as given"], **named.get(label, {}))
+    named = {label: [6 + int(at) for at in odd]} if label else {}
+    path = write(tmp_path / "d.parquet", responses, engine, numbers["as given"], **named)
 
     found = asked(path, loaded).reference
 
     assert found.verdict == "engine"
     assert (found.engine.state, found.engine.variant) == ("variant", "adapter off")
     assert found.engine.share == pytest.approx(np.repeat(odd, responses.sizes).mean())
-    assert found.engine.where == {"host": "host = b", "step": "step = 7", None: ""}[label]
+    assert found.engine.where == (f"{label} = 7" if label else "")
     assert found.engine.groups["adapter off"] == 2
 
 
@@ -264,10 +254,8 @@ def test_a_live_model_is_left_as_it_was(tmp_path, loaded, responses, numbers):
         assert one.name == "as given" or (inside != before).any(), one.name
         assert (score(loaded.model, responses.rows)[0] == before).all(), one.name
 
-    missing = report.reference.missing
-    assert {"window off", "RoPE scaling off", "sinks off", "soft-cap off", "other checkpoints"} <= set(
-        missing
-    )
+    absent = {"window off", "RoPE scaling off", "sinks off", "soft-cap off", "other checkpoints"}
+    assert absent <= {*report.reference.missing}
     assert "the configuration has no window" in report.to_markdown()
 
 
@@ -279,9 +267,8 @@ def test_checkpoints_are_hypotheses(tmp_path, loaded, responses, numbers):
     path = write(tmp_path / "d.parquet", responses, numbers["adapter x 0.5"], numbers["as given"])
     base = str(SAMPLE / "base")
 
-    found = offpol_diag.rescore(
-        path, [SAMPLE / "adapter", half], base=base, sample=GROUPS, tries="checkpoint,adapter off"
-    ).reference
+    how = {"base": base, "sample": GROUPS, "tries": "checkpoint,adapter off"}
+    found = offpol_diag.rescore(path, [SAMPLE / "adapter", half], **how).reference
 
     assert (found.verdict, found.engine.variant) == ("engine", "step_90")
     assert found.engine.reproduced
@@ -308,14 +295,9 @@ def test_bad_input_is_one_error_with_a_hint(tmp_path, monkeypatch):
         shutil.copytree(SAMPLE / "base", tmp_path / name)
     (tmp_path / "bare" / "model.safetensors").unlink()
     (tmp_path / "damaged" / "model.safetensors").write_bytes(b"no weights at all")
-    for model, said in {
-        "runs/1/checkpoint": "there is no such folder",
-        "empty": "cannot be loaded",
-        "bare": "cannot be loaded",
-        "damaged": "cannot be loaded",
-        "alone": "cannot be loaded",
-    }.items():
-        assert said in refused(dump, "--model", model)
+    assert "there is no such folder" in refused(dump, "--model", "runs/1/checkpoint")
+    for model in ("empty", "bare", "damaged", "alone"):
+        assert "cannot be loaded" in refused(dump, "--model", model)
     for words, said in {
         ("--try", "fp9"): "--try fp9: no hypothesis is called so",
         ("--sample", "-1"): "--sample",

@@ -26,30 +26,21 @@ SIZE: dict[str, Any] = {
 }
 MHA = {key: value for key, value in SIZE.items() if key != "head_dim"} | {"num_key_value_heads": 4}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32}
-LAYERS = ["sliding_attention", "full_attention"]
+WINDOWS = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", SIZE | {"rope_parameters": YARN, "tie_word_embeddings": True}),
     "qwen2": ("Qwen2Config", MHA),
     "qwen3": ("Qwen3Config", SIZE),
     "mixtral": ("MixtralConfig", SIZE | EXPERTS | {"sliding_window": 12}),
-    "gemma2": (
-        "Gemma2Config",
-        SIZE | {"sliding_window": 12, "layer_types": LAYERS, "final_logit_softcapping": 1.5},
-    ),
-    "gemma3": ("Gemma3TextConfig", SIZE | {"sliding_window": 12, "layer_types": LAYERS}),
-    "gpt_oss": (
-        "GptOssConfig",
-        SIZE | EXPERTS | {"sliding_window": 12, "layer_types": LAYERS, "rope_parameters": YARN},
-    ),
+    "gemma2": ("Gemma2Config", SIZE | WINDOWS | {"final_logit_softcapping": 1.5}),
+    "gemma3": ("Gemma3TextConfig", SIZE | WINDOWS),
+    "gpt_oss": ("GptOssConfig", SIZE | EXPERTS | WINDOWS | {"rope_parameters": YARN}),
     "granite": ("GraniteConfig", MHA | {"logits_scaling": 3.0}),
     "cohere": ("CohereConfig", MHA | {"logit_scale": 0.3}),
     "olmo2": ("Olmo2Config", MHA),
     "phi": ("PhiConfig", MHA),
-    "gpt2": (
-        "GPT2Config",
-        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "vocab_size": VOCABULARY},
-    ),
+    "gpt2": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY}),
 }
 """Architecture → configuration class, and its arguments."""
 

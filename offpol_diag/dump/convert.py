@@ -96,20 +96,20 @@ def _convert(files: Sequence[Path], form: Form, target: Path, columns: Mapping[s
 
     def tables() -> Iterator[pa.Table]:
         nonlocal empty
-        held, size = list[tuple[str, Row]](), 0
+        pending, size = list[tuple[str, Row]](), 0
         with explained(source, form.trainer):
             for row in form.rows(source):
                 if ROLLOUT in row and not len(row[ROLLOUT]):
                     empty += 1
                     continue
                 require(row, [*row], source.where, page=form.page)
-                held.append((source.where, row))
+                pending.append((source.where, row))
                 size += len(row[ROLLOUT])
                 if size >= GROUP:
-                    yield _table(held)
-                    held, size = [], 0
-        if held:
-            yield _table(held)
+                    yield _table(pending)
+                    pending, size = [], 0
+        if pending:
+            yield _table(pending)
 
     provenance = {"form": form.name} | ({"trainer": form.trainer} if form.trainer else {})
     sequences = _write(tables(), target, provenance)
@@ -120,14 +120,14 @@ def _convert(files: Sequence[Path], form: Form, target: Path, columns: Mapping[s
     return Converted(target, sequences, tuple(notes))
 
 
-def _table(held: Sequence[tuple[str, Row]]) -> pa.Table:
+def _table(pending: Sequence[tuple[str, Row]]) -> pa.Table:
     """Return rows as a table; columns that no row fills are left out."""
-    names = dict.fromkeys(chain.from_iterable(row for _, row in held))
-    columns: dict[str, list[Any]] = {name: [row.get(name) for _, row in held] for name in names}
+    names = dict.fromkeys(chain.from_iterable(row for _, row in pending))
+    columns: dict[str, list[Any]] = {name: [row.get(name) for _, row in pending] for name in names}
     try:
         return to_table({name: x for name, x in columns.items() if any(one is not None for one in x)})
     except ValueError as error:
-        span = f"{held[0][0]} to {held[-1][0].rpartition(', ')[2]}"
+        span = f"{pending[0][0]} to {pending[-1][0].rpartition(', ')[2]}"
         raise DumpError(f"{span}: {error}", "mend the file, or leave the column out") from error
 
 

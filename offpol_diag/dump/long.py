@@ -34,22 +34,19 @@ def gathered(
             positions do not rise.
     """
     listed = {name for role, name in columns.items() if role in OF_TOKENS}
-    held, first = (
-        list[pa.Table](),
-        0,
-    )  # rows of a sequence that may go on in the next table; the first's number
+    pending, first = list[pa.Table](), 0  # of a sequence that may go on in the next table; its first row
     for table in chain((pa.Table.from_batches([one]) for _, _, one in tables), [None]):
-        held += [] if table is None else [table]
-        if not held:
+        pending += [] if table is None else [table]
+        if not pending:
             return
-        rows = pa.concat_tables(held, promote_options="permissive").combine_chunks()
+        rows = pa.concat_tables(pending, promote_options="permissive").combine_chunks()
         ids = dense(rows.column(columns[SEQUENCE]).combine_chunks())
         if (null := ids.is_null(nan_is_null=pt.is_floating(ids.type))).true_count:
             what = f"{file}, row {first + null.index(True).as_py()}, column {columns[SEQUENCE]!r}: it is null"
             raise DumpError(what, "give every row the id of its sequence")
         cuts = np.flatnonzero(np.diff(ids.dictionary_encode().indices.to_numpy(), prepend=-1))
         cuts = np.append(cuts, len(rows)) if table is None else cuts
-        held, whole, begins = [rows.slice(cuts[-1])], rows.slice(0, cuts[-1]), pa.array(cuts[:-1])
+        pending, whole, begins = [rows.slice(cuts[-1])], rows.slice(0, cuts[-1]), pa.array(cuts[:-1])
         if not len(begins):
             continue
         place = f"{file}, from row {first} on, column {columns[SEQUENCE]!r}"
@@ -66,9 +63,8 @@ def gathered(
                 what = f"{file}, row {first + int(falls.argmax())}: positions do not rise within a sequence"
                 raise DumpError(what, SORT)
         made, offsets = dict[str, pa.Array](), pa.array(cuts)
-        for name in whole.column_names:
-            x = whole.column(name).combine_chunks()
-            lists = pa.LargeListArray.from_arrays(offsets, dense(x)) if name in listed else None
-            made[name] = x.take(begins) if lists is None else lists
+        for name, x in zip(whole.column_names, whole.combine_chunks().to_batches()[0].columns, strict=True):
+            lists = name in listed
+            made[name] = pa.LargeListArray.from_arrays(offsets, dense(x)) if lists else x.take(begins)
         yield file, first + cuts[:-1], pa.RecordBatch.from_pydict(made)
         first += int(cuts[-1])

@@ -209,12 +209,12 @@ class Dump:
         This depends on the dump alone. Shards can be read in another process and working directory. A dump of
         a row per token is one shard.
         """
-        found, held, before = list[Dump](), list[tuple[File, Group]](), 0
+        found, pending, before = list[Dump](), list[tuple[File, Group]](), 0
         for pair in self.groups:
-            held.append(pair)
-            if pair is self.groups[-1] or (sum(x.size for _, x in held) >= size and not self.long):
-                found.append(replace(self, groups=held, seen=Seen(), folder=None, before=before))
-                held, before = [], before + sum(x.rows for _, x in held)
+            pending.append(pair)
+            if pair is self.groups[-1] or (sum(x.size for _, x in pending) >= size and not self.long):
+                found.append(replace(self, groups=pending, seen=Seen(), folder=None, before=before))
+                pending, before = [], before + sum(x.rows for _, x in pending)
         return found
 
     def batches(self, progress: Progress | None = None) -> Iterator[Batch]:
@@ -228,7 +228,7 @@ class Dump:
         """
         np.empty(RECYCLED, np.uint8)  # makes malloc reuse memory between batches; it is never touched
         pa.set_memory_pool(pa.system_memory_pool())  # and Arrow use what NumPy has freed
-        self.seen, held, tokens, sequences, done = Seen(), list[Batch](), 0, 0, 0
+        self.seen, pending, tokens, sequences, done = Seen(), list[Batch](), 0, 0, 0
         for rows in self.read(self.names, self.batch_tokens):
             self.seen.rows += len(rows.row)
             done += int(rows.rollout.offsets[-1]) if self.long else len(rows.row)
@@ -241,16 +241,16 @@ class Dump:
             batch = pack(rows)
             del rows  # frees the table before the next one is read
             tokens, sequences = tokens + batch.tokens, sequences + batch.sequences
-            if held and (tokens > self.batch_tokens or sequences > MOST_ROWS):
-                yield joined(held)
-                held, tokens, sequences = [], batch.tokens, batch.sequences
-            held.append(batch)
+            if pending and (tokens > self.batch_tokens or sequences > MOST_ROWS):
+                yield joined(pending)
+                pending, tokens, sequences = [], batch.tokens, batch.sequences
+            pending.append(batch)
             del batch
             if tokens > self.batch_tokens / 2:
-                yield joined(held)
-                held, tokens, sequences = [], 0, 0
-        if held:
-            yield joined(held)
+                yield joined(pending)
+                pending, tokens, sequences = [], 0, 0
+        if pending:
+            yield joined(pending)
         if self.before is None:
             self.judge()
 

@@ -120,7 +120,7 @@ def stamped(provenance: Mapping[str, Any]) -> bytes:
     return json.dumps({"versions": versions, **provenance}).encode()
 
 
-def write_tables(tables: Iterable[pa.Table], path: Path, said: bytes = b"{}", group: int = 0) -> int:
+def write_tables(tables: Iterable[pa.Table], path: Path, provenance: bytes = b"{}", group: int = 0) -> int:
     """Write tables as row groups of a file that appears when it is whole, and return its number of rows.
 
     The first one has its columns. Pages have checksums. Readers pass over hidden files, as it is until then.
@@ -128,7 +128,7 @@ def write_tables(tables: Iterable[pa.Table], path: Path, said: bytes = b"{}", gr
     tables = iter(tables)
     if (first := next(tables, None)) is None:
         return 0
-    rows, kept, hidden = 0, first.schema.with_metadata({KEY: said}), beside(path.resolve())
+    rows, kept, hidden = 0, first.schema.with_metadata({KEY: provenance}), beside(path.resolve())
     lists = (x for x in kept if schema.is_list(x.type) and pt.is_floating(x.type.value_type))
     encoding: Any = {f"{x.name}.list.element": "BYTE_STREAM_SPLIT" for x in lists}
     how = {"column_encoding": encoding, "use_dictionary": False, "compression": "zstd"}

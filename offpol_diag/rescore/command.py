@@ -121,7 +121,7 @@ class Passes:
     _done: int = 0
 
     @property
-    def many(self) -> int:
+    def count(self) -> int:
         """Passes of the body."""
         return 2 + sum(not one.head_only for one in self.variants)
 
@@ -135,7 +135,7 @@ class Passes:
             self.scores[one.name] = scores.astype(np.float64)
         self.noise = self.noise_of(AS_GIVEN)
         where = f"on {self.loaded.causal.device} in {self.loaded.dtype}"
-        self.how = f"{self.many} passes {where}, {duration(time.monotonic() - begun)}"
+        self.how = f"{self.count} passes {where}, {duration(time.monotonic() - begun)}"
 
     def noise_of(self, variant: Variant) -> Floats:
         """Return what bf16 changes of a hypothesis, [T]."""
@@ -151,7 +151,7 @@ class Passes:
         self, variant: Variant, heads: Sequence[Head], rough: bool = False
     ) -> list[NDArray[np.float32]]:
         """Score under one change of the model; `rough`: computed as in bf16."""
-        total = self.many * sum(len(row.ids) for row in self.rows)
+        total = self.count * sum(len(row.ids) for row in self.rows)
 
         def step(tokens: int) -> None:
             self._done = min(self._done + tokens, total)

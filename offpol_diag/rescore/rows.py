@@ -101,8 +101,8 @@ def read(dump: Dump, groups: int | None, tokens: int, seed: int, longest: int | 
     names, group = np.unique(prompts, return_inverse=True)
     order = np.random.default_rng(seed).permutation(len(names))
     if groups is not None:
-        held = np.cumsum(np.bincount(group, sizes, len(names))[order])
-        order = order[: max(groups, int(np.searchsorted(held, tokens)) + 1)]
+        so_far = np.cumsum(np.bincount(group, sizes, len(names))[order])
+        order = order[: max(groups, int(np.searchsorted(so_far, tokens)) + 1)]
     place = np.full(len(names), len(names), np.int64)  # of a prompt in that order, or behind all
     place[order] = np.arange(len(order))
     recorded = dump.provenance.get(TEMPERATURE)

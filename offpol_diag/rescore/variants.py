@@ -348,17 +348,14 @@ def _architecture(model: Any, longest: int) -> Found:
     if not window:
         yield Missing("window off", "the configuration has no window")
     elif window < longest:
-        yield Variant(
-            "window off", "window", "full attention in place of the sliding window", CONFIG, window_off
-        )
+        full = "full attention in place of the sliding window"
+        yield Variant("window off", "window", full, CONFIG, window_off)
     else:
-        why = f"no sequence is longer than the window: {window:,} for {longest:,} tokens"
-        yield Missing("window off", why)
+        short = f"no sequence is longer than the window: {window:,} for {longest:,} tokens"
+        yield Missing("window off", short)
     for name, family, meaning, change, found_in, part in PARTS:
-        there = bool(found_in(model))
-        yield (
-            Variant(name, family, meaning, CONFIG, change)
-            if there
-            else Missing(name, f"the model has no {part}")
-        )
+        if found_in(model):
+            yield Variant(name, family, meaning, CONFIG, change)
+        else:
+            yield Missing(name, f"the model has no {part}")
     yield Variant("weights bf16", "numerics", "weights rounded to bf16", change=weights_in_bf16)
