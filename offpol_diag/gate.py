@@ -219,9 +219,9 @@ def find_by_step(result: Result, limit: Limit) -> tuple[list[tuple[str, Number]]
     for place in places:
         of_preset = result.of(place_of("step", place.key, f"preset/{limit.preset}"))
         numbers = of_preset if limit.preset else place.numbers
-        for name in [name for name in names if name in numbers][:1]:
-            note = whole.note if doubted(whole) else numbers[name].note
-            rows.append((place.key, replace(numbers[name], note=note)))
+        number = next((numbers[name] for name in names if name in numbers), None)
+        if number is not None:
+            rows.append((place.key, replace(number, note=whole.note if doubted(whole) else number.note)))
     if not places:
         return [], "no row of this dump has a step"
     every = len(places) + result.axes["step"].left_out

@@ -21,12 +21,10 @@ from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import Dump
 from offpol_diag.errors import DumpError, UsageError, did_you_mean
 from offpol_diag.presets import OF_SEQUENCES, Preset, Reject, Weight, problems
-from offpol_diag.presets.grammar import name_with
+from offpol_diag.presets.grammar import FACTORS, name_with
 from offpol_diag.presets.words import RATIOS, judged
 from offpol_diag.result import Result, SolvedWindow, Sweep, SweptPoint
 
-FACTORS = ("ratio", "mult_prob_error")
-"""Statistics whose bounds are factors: 1.001 is near, and a window is [1/b, b]."""
 SIGNED = ("ratio", "k1", "prob_diff")
 """Statistics that deviate from their on-policy value in both directions."""
 ALIKE = 0.01

@@ -27,7 +27,7 @@ RULE = re.compile(r"reject(?:\[(\d{1,4})\])?")
 UNBOUNDED = frozenset({"safety", "dual", "low", "high"})
 """Keys where `inf` means "no bound": TOML has no null, and leaving the key out means its default."""
 FACTORS = ("ratio", "mult_prob_error")
-"""Statistics whose bounds are factors; of the others a band around 0 is [-C, C]."""
+"""Statistics whose bounds are factors, with bands [1/C, C]; of the others a band around 0 is [-C, C]."""
 KEYS = "write keys like token_is@weight.upper=3, seq_mis@veto.lower=1e-4 or geo_rs@policy=current"
 Part = TypeVar("Part", Weight, Reject, Veto, Clip, Preset)
 TYPES = {
