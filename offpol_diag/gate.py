@@ -27,7 +27,7 @@ from offpol_diag import files
 from offpol_diag.errors import OffpolError, UsageError, did_you_mean
 from offpol_diag.metrics import PAIRS, WATCHED_GAP, WATCHED_PRESET, Worse, metric
 from offpol_diag.number import Number, finite
-from offpol_diag.numerals import doubted, format_limit, format_number, format_value
+from offpol_diag.numerals import doubted, format_number, format_value
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.presets.catalogue import Catalogue
 from offpol_diag.result import DiagnosisVerdict, GateVerdict, Result, at_steps, first_mistake, place_of
@@ -249,7 +249,7 @@ def judge_limit(result: Result, limit: Limit) -> GateVerdict:
     steps = f"{alike} of {len(rows)} steps {words}" if step and words else ""
     return GateVerdict(
         name=f"{STEP * limit.step}{limit.number}",
-        must=f"{'≤' if limit.kind == 'max' else '≥'} {format_limit(limit.value, number.unit)}",
+        must=f"{'≤' if limit.kind == 'max' else '≥'} {format_value(limit.value, number.unit, digits=12)}",
         limit=limit.value,
         number=replace(number, note=None),
         where=f"step {step}" if step else "",

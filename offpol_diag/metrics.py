@@ -1,9 +1,9 @@
-"""What each number is called, what it says, which way it is worse, and from where on it is bad.
+"""What each number is called, which way it is worse, and from where on it is bad.
 
 A number of a pair of policies has its name alone for rollout → old (drift 1), or after `drift2.` (old →
 current) or `total.` (rollout → current); a number of a preset has it after the preset's name. Formula and
-unit stand with the formulas themselves, in `core/`. Nothing heavy is imported, so that results are gated
-and drawn without numpy.
+unit stand with the formulas themselves, in `core/`. Nothing heavy is imported, so that results are gated and
+drawn without numpy.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Literal, NamedTuple
 
 from offpol_diag.number import Number
 
-Sign = Literal["higher", "lower", "away", "either"]
-Of = Literal["", "dump", "preset", "both"]
 Tone = Literal["good", "warn", "bad", "info"]
 PAIRS = {"": "rollout → old", "total.": "rollout → current", "drift2.": "old → current"}
 """Prefix → the pair of policies; the first that is known is the main one."""
@@ -25,7 +23,7 @@ PAIRS = {"": "rollout → old", "total.": "rollout → current", "drift2.": "old
 class Worse:
     """The worse direction of a number: `higher`, `lower`, `away` from `target`, or `either` (any change)."""
 
-    sign: Sign
+    sign: Literal["higher", "lower", "away", "either"]
     target: float = 0.0
 
 
@@ -33,49 +31,39 @@ UP, DOWN, EITHER = Worse("higher"), Worse("lower"), Worse("either")
 FROM_0, FROM_1 = Worse("away", 0.0), Worse("away", 1.0)
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(NamedTuple):
     """A number, wherever it is of.
 
     Attributes:
         name: its name in results, gates and tables.
         title: its name for readers.
         worse: which way it is worse.
-        first: shown first, of the dump ("dump"), of a preset ("preset"), of both ("both"), or not ("").
-        watched: compared with a baseline unless others are named: as `first`.
         log: whether its curve is drawn on a log scale.
     """
 
     name: str
     title: str
     worse: Worse = EITHER
-    first: Of = ""
-    watched: Of = ""
     log: bool = False
-
-    @property
-    def meaning(self) -> str:
-        """What it says, in a line; empty where the title says it."""
-        return MEANINGS.get(self.name, "")
 
 
 _QUANTILES = ("p0_1", "p1", "p5", "p25", "p50", "p75", "p95", "p99", "p99_9")
-_ROWS = (  # what matters first
-    Metric("k3", "K3 KL", UP, "dump", "both", log=True),
-    Metric("k1", "K1", FROM_0, "dump"),
-    Metric("mean_ratio", "E[r]", FROM_1, "dump", "dump"),
-    Metric("ppl_ratio", "PPL ratio", FROM_1, "dump", "dump"),
-    Metric("ess_tokens", "ESS, tokens", DOWN, "both", "both"),
-    Metric("ess_sequences", "ESS, sequences", DOWN, "both", "both"),
+_ROWS = (
+    Metric("k3", "K3 KL", UP, log=True),
+    Metric("k1", "K1", FROM_0),
+    Metric("mean_ratio", "E[r]", FROM_1),
+    Metric("ppl_ratio", "PPL ratio", FROM_1),
+    Metric("ess_tokens", "ESS, tokens", DOWN),
+    Metric("ess_sequences", "ESS, sequences", DOWN),
     Metric("khat_tokens", "Pareto k̂, tokens", UP),
     Metric("khat_sequences", "Pareto k̂, sequences", UP),
-    Metric("chi2_token", "χ², tokens", UP, "dump", log=True),
-    Metric("chi2_sequence", "χ², sequences", UP, "dump", log=True),
-    Metric("prob_diff_mean", "Probability difference", UP, "dump", "dump"),
-    Metric("mult_prob_error", "Multiplicative error", UP, "dump"),
-    Metric("pearson", "Correlation of probabilities", DOWN, watched="dump"),
-    Metric("f_2", "Off by more than 2×", UP, "dump", "dump"),
-    Metric("f_10", "Off by more than 10×", UP, "dump"),
+    Metric("chi2_token", "χ², tokens", UP, log=True),
+    Metric("chi2_sequence", "χ², sequences", UP, log=True),
+    Metric("prob_diff_mean", "Probability difference", UP),
+    Metric("mult_prob_error", "Multiplicative error", UP),
+    Metric("pearson", "Correlation of probabilities", DOWN),
+    Metric("f_2", "Off by more than 2×", UP),
+    Metric("f_10", "Off by more than 10×", UP),
     Metric("k3_top1_share", "K3 in the worst 1%", UP),
     Metric("f_1_1", "Off by more than 1.1×", UP),
     Metric("tokens_differ", "Tokens that differ", UP),
@@ -101,22 +89,22 @@ _ROWS = (  # what matters first
     Metric("ppl_rollout", "PPL, engine"),
     Metric("mean_reward", "Mean reward", DOWN),
     # of presets
-    Metric("tokens_weighted", "Tokens with a weight", DOWN, "preset"),
-    Metric("tokens_rejected", "Rejected tokens", UP, "preset", "preset"),
-    Metric("sequences_dropped", "Dropped sequences", UP, "preset", "preset"),
-    Metric("sequences_touched", "Sequences that lose tokens", UP, "preset"),
-    Metric("vetoed", "Vetoed sequences", UP, "preset"),
-    Metric("truncated_high", "Above the upper bound", UP, "preset", "preset"),
-    Metric("truncated_low", "Below the lower bound", UP, "preset"),
-    Metric("catastrophic_tokens", "Tokens beyond the veto's bound", UP, "preset"),
-    Metric("weight_mean", "Mean weight", FROM_1, "preset"),
-    Metric("weight_std", "Standard deviation of weights", UP, "preset"),
-    Metric("weight_min", "Smallest weight", EITHER, "preset"),
-    Metric("weight_max", "Largest weight", UP, "preset"),
-    Metric("pg_loss", "Policy loss", EITHER, "preset"),
-    Metric("pg_clipfrac", "Clipped by the loss", UP, "preset"),
-    Metric("pg_clipfrac_lower", "Clipped by the dual clip", UP, "preset"),
-    Metric("ppo_kl", "KL of the update", EITHER, "preset"),
+    Metric("tokens_weighted", "Tokens with a weight", DOWN),
+    Metric("tokens_rejected", "Rejected tokens", UP),
+    Metric("sequences_dropped", "Dropped sequences", UP),
+    Metric("sequences_touched", "Sequences that lose tokens", UP),
+    Metric("vetoed", "Vetoed sequences", UP),
+    Metric("truncated_high", "Above the upper bound", UP),
+    Metric("truncated_low", "Below the lower bound", UP),
+    Metric("catastrophic_tokens", "Tokens beyond the veto's bound", UP),
+    Metric("weight_mean", "Mean weight", FROM_1),
+    Metric("weight_std", "Standard deviation of weights", UP),
+    Metric("weight_min", "Smallest weight", EITHER),
+    Metric("weight_max", "Largest weight", UP),
+    Metric("pg_loss", "Policy loss", EITHER),
+    Metric("pg_clipfrac", "Clipped by the loss", UP),
+    Metric("pg_clipfrac_lower", "Clipped by the dual clip", UP),
+    Metric("ppo_kl", "KL of the update", EITHER),
     Metric("kept_at_lag_0", "Kept at policy lag 0", DOWN),
     Metric("pg_loss_kept", "Policy loss, over all tokens"),
     Metric("pg_loss_own", "Policy loss, own denominator"),
@@ -125,32 +113,19 @@ _ROWS = (  # what matters first
     Metric("pg_loss_seq_norm", "Policy loss, by the longest"),
 )
 METRICS = {one.name: one for one in _ROWS}
-"""Name → number."""
-MEANINGS = {
-    "k3": "KL(π_rollout‖π_train) per token; never negative",
-    "k1": "the same KL, plain estimator; were it clearly below 0, the logged log-probs cannot be right",
-    "mean_ratio": "1 when the tokens were sampled from the logged policy",
-    "ppl_ratio": "perplexity of the trainer over that of the engine, mean over sequences",
-    "ess_tokens": "effective sample size of the token weights, as a share: E[r]² / (1 + χ²) of raw ones",
-    "ess_sequences": "the same of the weights of whole sequences, raw ones being products",
-    "khat_tokens": "tail of the token weights; above 0.7 their mean cannot be estimated",
-    "khat_sequences": "tail of the sequence weights; above 0.7 their mean cannot be estimated",
-    "chi2_token": "E[r²] − 1: the variance of the token weights where E[r] = 1; below 0 it is no χ²",
-    "chi2_sequence": "variance of the sequence weights; grows exponentially with length",
-    "prob_diff_mean": "mean |p − q| of the sampled tokens",
-    "f_2": "tokens whose probability differs that much",
-    "k3_top1_share": "share of K3 in the worst 1% of tokens",
-    "tokens_differ": "tokens whose log-probs are not equal to the last bit",
-}
-"""Name → what it says, where its title does not."""
-
-
-FIRST_GAP = tuple(name for name, one in METRICS.items() if one.first in ("dump", "both"))
-FIRST_PRESET = tuple(name for name, one in METRICS.items() if one.first in ("preset", "both"))
-"""Numbers of a pair of policies, and of a preset, that are shown first, in this order."""
-WATCHED_GAP = tuple(name for name, one in METRICS.items() if one.watched in ("dump", "both"))
-WATCHED_PRESET = tuple(name for name, one in METRICS.items() if one.watched in ("preset", "both"))
-"""Numbers compared with a baseline by default: distinct aspects, none of which grows with the dump."""
+"""Name → number, what matters most first."""
+FIRST_GAP = (
+    *("k3", "k1", "mean_ratio", "ppl_ratio", "ess_tokens", "ess_sequences", "chi2_token", "chi2_sequence"),
+    *("prob_diff_mean", "mult_prob_error", "f_2", "f_10"),
+)
+"""Numbers of a pair of policies that are shown first, in this order."""
+WATCHED_GAP = (
+    *("k3", "mean_ratio", "ppl_ratio", "ess_tokens", "ess_sequences", "prob_diff_mean", "pearson", "f_2"),
+)
+WATCHED_PRESET = (
+    *("k3", "ess_tokens", "ess_sequences", "tokens_rejected", "sequences_dropped", "truncated_high"),
+)
+"""Numbers compared with a baseline: distinct aspects, none of which grows with the dump."""
 
 
 def metric(name: str) -> Metric:
@@ -169,7 +144,6 @@ def title(name: str) -> str:
 class Band(NamedTuple):
     """A named range of a number (typical, elevated, good, …), from `low` to below `high`, and who set it."""
 
-    metric: str
     name: str
     low: float | None
     high: float | None
@@ -178,30 +152,38 @@ class Band(NamedTuple):
 
 
 STUDY = "SGLang/miles study of train-inference mismatch"
-_NEMO = f"{STUDY}; NeMo-RL recipes"
-_K3 = (
-    Band("k3", "typical", None, 1e-3, "dense model, BF16", STUDY),
-    Band("k3", "elevated", 1e-3, 0.015, "usual for MoE in BF16 and for FP8 rollouts", _NEMO),
-    Band("k3", "high", 0.015, 0.1, "above the gate for merging a new model", "prime-rl development guide"),
-    Band("k3", "severe", 0.1, None, "warning level for |KL|", "verl rollout-correction guide"),
-)
 _VERL, _PULL = "verl guide (of clamped weights there, of raw ones here)", "verl pull request 3984"
-_BANDS = [*_K3]  # best first; of the PPL ratio on its side above 1
-for _k3 in _K3:
-    _ends = _k3.low and math.exp(_k3.low), _k3.high and math.exp(_k3.high)
-    _as_k3 = f"e^±{_k3.low or _k3.high:g}, the same level as K3"
-    _BANDS.append(Band("ppl_ratio", _k3.name, *_ends, _as_k3, "derived"))
-for _of in ("ess_tokens", "ess_sequences"):
-    _BANDS.append(Band(_of, "good", 0.5, None, "from 50%", _VERL))
-    _BANDS.append(Band(_of, "fair", 0.3, 0.5, "30% to 50%", _VERL))
-    _BANDS.append(Band(_of, "low", None, 0.3, "below 30%", _VERL))
-for _of in ("chi2_token", "chi2_sequence"):
-    _BANDS.append(Band(_of, "typical", None, 1.0, "up to 1", _PULL))
-    _BANDS.append(Band(_of, "elevated", 1.0, 10.0, "above 1", _PULL))
-    _BANDS.append(Band(_of, "high", 10.0, None, "from 10", _PULL))
+_K3 = (
+    Band("typical", None, 1e-3, "dense model, BF16", STUDY),
+    Band("elevated", 1e-3, 0.015, "usual for MoE in BF16 and for FP8 rollouts", f"{STUDY}; NeMo-RL recipes"),
+    Band("high", 0.015, 0.1, "above the gate for merging a new model", "prime-rl development guide"),
+    Band("severe", 0.1, None, "warning level for |KL|", "verl rollout-correction guide"),
+)
+_ESS = (
+    Band("good", 0.5, None, "from 50%", _VERL),
+    Band("fair", 0.3, 0.5, "30% to 50%", _VERL),
+    Band("low", None, 0.3, "below 30%", _VERL),
+)
+_CHI2 = (
+    Band("typical", None, 1.0, "up to 1", _PULL),
+    Band("elevated", 1.0, 10.0, "above 1", _PULL),
+    Band("high", 10.0, None, "from 10", _PULL),
+)
+
+
+def _as_ppl_ratio(k3: Band) -> Band:
+    """Return a band of K3 as one of the PPL ratio, on its side above 1: a K3 of x nats is a ratio of e^±x."""
+    low, high = k3.low and math.exp(k3.low), k3.high and math.exp(k3.high)
+    return Band(k3.name, low, high, f"e^±{k3.low or k3.high:g}, the same level as K3", "derived")
+
+
 BANDS = {
-    name: tuple(one for one in _BANDS if one.metric == name)
-    for name in dict.fromkeys(x.metric for x in _BANDS)
+    "k3": _K3,
+    "ppl_ratio": tuple(map(_as_ppl_ratio, _K3)),
+    "ess_tokens": _ESS,
+    "ess_sequences": _ESS,
+    "chi2_token": _CHI2,
+    "chi2_sequence": _CHI2,
 }
 """Name → its bands, best first."""
 REGIMES = (

@@ -12,18 +12,6 @@ from pydantic_core import CoreSchema, core_schema
 LARGEST = sys.float_info.max
 OVERFLOWS = "overflows float64; see its log10"
 """Why there is no value, where there is its logarithm."""
-PARTS = ("value", "low", "high", "unit", "note", "log10", "clamped")
-"""Entries of the list that a number is in JSON; those at its end that are null are left out."""
-SCHEMA: dict[str, Any] = {
-    "type": "array",
-    "title": "Number",
-    "description": f"[{', '.join(PARTS)}]; nulls at the end are left out. `low` and `high` are the 95% "
-    "interval, `unit` is null for a pure number, `note` a caution, or why there is no value, `log10` that of "
-    "a value that overflows, `clamped` the share of terms on which a safety bound acted.",
-    "prefixItems": [{"type": ["string" if part in ("unit", "note") else "number", "null"]} for part in PARTS],
-    "items": False,
-}
-"""JSON schema of a number."""
 
 
 def finite(x: float) -> float:
@@ -36,6 +24,10 @@ class Number:
     """A number with its interval, unit and definition.
 
     `value` is None where the number cannot be computed; `unknown` gives the reason.
+
+    In JSON it is the list [value, low, high, unit, note, log10, clamped], of which nulls at the end are left
+    out: `low` and `high` are the interval, the unit of a pure number is null, and `note` is why there is no
+    value, where there is none.
 
     Attributes:
         interval: 95%, bootstrap over groups of sequences; an end that overflows is the largest float64.
@@ -63,49 +55,53 @@ class Number:
         return self.value is not None or self.log10 is not None
 
     def parts(self) -> list[float | str | None]:
-        """Return the list that it is in JSON: `PARTS`."""
+        """Return the list that it is in JSON."""
         low, high = self.interval or (None, None)
-        note = "; ".join(filter(None, (self.unknown, self.note))) or None
+        note = self.note if self.known else self.unknown
         found = [self.value, low, high, self.unit or None, note, self.log10, self.clamped]
         while found and found[-1] is None:
             found.pop()
         return found
 
     @classmethod
-    def of(cls, parts: object) -> Number:
-        """Return the number that a list of `PARTS` is.
+    def of(cls, parts: tuple[Any, ...]) -> Number:
+        """Return the number that a list in JSON is.
 
         Raises:
-            ValueError: it is no such list.
+            ValueError: its interval has one end.
         """
-        if isinstance(parts, Number):
-            return parts
-        if not isinstance(parts, list) or len(parts) > len(PARTS):
-            raise ValueError(f"a number is a list of {', '.join(PARTS)}")
-        whole: list[Any] = [*parts, *[None] * (len(PARTS) - len(parts))]
-        value, low, high, unit, note, log10, clamped = whole
-        floats = [x for x in (value, low, high, log10, clamped) if x is not None]
-        if not all(type(x) in (int, float) and abs(x) <= LARGEST for x in floats):
-            raise ValueError(f"{parts} holds what is no finite number")
-        if not all(isinstance(text, str | None) for text in (unit, note)) or (low is None) != (high is None):
-            raise ValueError("unit and note of a number are texts, and an interval has two ends")
-        unknown, interval = None, None if low is None else (low, high)
-        if value is None and log10 is None:
-            unknown, note = note, None
-        elif value is None and note and note.startswith(OVERFLOWS):
-            unknown, note = OVERFLOWS, note.removeprefix(OVERFLOWS).removeprefix("; ") or None
-        return cls(value, interval, unit or "", unknown=unknown, note=note, log10=log10, clamped=clamped)
+        value, low, high, unit, note, log10, clamped = parts
+        if (low is None) != (high is None):
+            raise ValueError("an interval has two ends")
+        found = cls(value, None if low is None else (low, high), unit or "", log10=log10, clamped=clamped)
+        found.unknown = note if not found.known else OVERFLOWS if value is None else None
+        found.note = note if found.known else None
+        return found
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
         """Let pydantic read and write it as a list."""
-        written = core_schema.plain_serializer_function_ser_schema(cls.parts)
-        return core_schema.no_info_plain_validator_function(cls.of, ref="Number", serialization=written)
+        number, text = core_schema.float_schema(allow_inf_nan=False, strict=True), core_schema.str_schema()
+        parts: list[CoreSchema] = [
+            core_schema.with_default_schema(core_schema.nullable_schema(part), default=None)
+            for part in (number, number, number, text, text, number, number)
+        ]
+        of_list = core_schema.no_info_after_validator_function(cls.of, core_schema.tuple_schema(parts))
+        return core_schema.json_or_python_schema(
+            of_list,
+            core_schema.union_schema([core_schema.is_instance_schema(cls), of_list]),
+            ref="Number",
+            serialization=core_schema.plain_serializer_function_ser_schema(cls.parts),
+        )
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, _: CoreSchema, __: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Describe the list."""
-        return SCHEMA
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Describe the list, which may be shorter."""
+        found = handler(schema)
+        handler.resolve_ref_schema(found)["minItems"] = 0
+        return found
 
 
 Numbers = dict[str, Number]

@@ -83,27 +83,20 @@ def rounded(value: float | None, unit: str = "") -> str:
     return format_number(Number(value=value, unit=unit))
 
 
-def format_value(value: float | None, unit: str = "") -> str:
-    """Format a bound, or another exact value, to four significant digits."""
+def format_value(value: float | None, unit: str = "", digits: int = _EXACT) -> str:
+    """Format a bound, or another exact value, to so many significant digits, without zeros at the end."""
     if value is None or not math.isfinite(value):
         return _absent(Number())
     scale, sign = (100.0, "%") if unit in FRACTIONS and abs(value) < _MOST else (1.0, "")
     found = value * scale
     if found.is_integer() and abs(found) < 1e15:
         return f"{int(found):,}{sign}"
-    places = _EXACT - 1 - _power(found)
+    places = digits - 1 - _power(found)
     while sign and places < 12 and round(found, places) == 100:  # only 1 is 100%
         places += 1
     text = _plain(found, places, "")
     head, mark, tail = text.partition("e")
     return (head.rstrip("0").rstrip(".") if "." in head else head) + mark + tail + sign
-
-
-def format_limit(limit: float, unit: str) -> str:
-    """Format a bound as it was set: `99%` of a fraction; with all its digits where four would change it."""
-    text, scale, sign = format_value(limit, unit), *((100.0, "%") if unit in FRACTIONS else (1.0, ""))
-    read = float(text.replace(",", "").rstrip("%")) if math.isfinite(limit) else math.nan
-    return text if math.isclose(read, limit * scale, rel_tol=1e-12) else f"{limit * scale:.12g}{sign}"
 
 
 def count(value: int) -> str:
@@ -114,13 +107,6 @@ def count(value: int) -> str:
 def counted(value: int, noun: str) -> str:
     """Format a count with its noun, plural in -s: `1 token`, `2,608 tokens`."""
     return f"{count(value)} {noun}{'' if value == 1 else 's'}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time in words."""
-    if seconds < 90:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 def _absent(number: Number) -> str:

@@ -7,13 +7,12 @@ list there, and so is a row of a table. `Result.model_json_schema()` is the sche
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from collections.abc import Mapping
 from html import escape
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -27,11 +26,9 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     import polars as pl
 
-    from offpol_diag.report.charts import Chart
 
 T = TypeVar("T")
-FORMAT = 3
-HINT = "give the file that `offpol-diag analyze --json` wrote"
+HINT = "give the file that `offpol-diag analyze --json` wrote, or analyze the dump again"
 DEEPEST = 32
 """Deepest nesting of a writer's provenance that is kept; deeper containers are replaced by "…"."""
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -115,7 +112,19 @@ class Place(NamedTuple):
     numbers: Numbers
 
 
-class Axis(Model):
+class Columns(Model):
+    """A part of the result whose lists are the columns of one table; a dictionary holds further ones."""
+
+    @model_validator(mode="after")
+    def _equally_long(self) -> Self:
+        found = [value for _, value in self]
+        columns = chain(found, *(value.values() for value in found if isinstance(value, dict)))
+        if len({len(one) for one in columns if isinstance(one, list)}) > 1:
+            raise ValueError("its lists are not equally long")
+        return self
+
+
+class Axis(Columns):
     """The places along an axis: training step, position, length or another column."""
 
     title: str
@@ -170,7 +179,7 @@ class Lengths(Model):
     median: Whole | None = Field(None, description="median length of a response, tokens, to 9%")
 
 
-class BySteps(Model):
+class BySteps(Columns):
     """Numbers by training step, each group of equally many adjacent steps together where there are many."""
 
     first: list[Whole] = Field(description="first step of each group, [G]", min_length=1)
@@ -240,6 +249,13 @@ class Charts(Model):
     tails: dict[str, ParetoTail] = Field({}, description="tokens, sequences; total. before without π_old")
     token_texts: dict[str, str] = Field({}, description="token id → text, white space visible; --tokenizer")
     lag: LagEvidence | None = None
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
+        bounds, rows = self.density or ([0.0], [])
+        if any(size != len(bounds) - 1 for size in (len(rows), *map(len, rows))):
+            raise ValueError("density is not [N + 1] and [N][N]")
+        return self
 
 
 # ---------------------------------------------------------------- presets, side by side and swept
@@ -637,29 +653,19 @@ class Result(Model):
         """Whether every bound of `gate` holds."""
         return bool(self.gates) and all(one.passed for one in self.gates)
 
-    @property
-    def figures(self) -> dict[str, Chart]:
-        """The charts of the page by name; `figure` returns one as plotly's."""
-        from offpol_diag.report import answered
-
-        return {one.name: one for one in answered(self).charts}
-
     def figure(self, name: str) -> go.Figure:
         """Return a chart of the page (`by_step`) as a figure of plotly, with its finding as title.
 
         Raises:
             UsageError: there is none of that name; the hint has the names.
         """
-        return _require(name, self.figures, "figure").figure()
+        from offpol_diag.report import answered
+
+        return _require(name, {chart.name: chart for chart in answered(self).charts}, "figure").figure()
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return the published JSON, an object with a line for each field; write it to `path` if given."""
-        fields = (
-            f" {json.dumps(name)}: "
-            + json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-            for name, value in self.model_dump(mode="json").items()
-        )
-        return _kept(printable_json("{\n" + ",\n".join(fields) + "\n}\n"), path)
+        """Return the published JSON; write it to `path` if given."""
+        return _kept(printable_json(self.model_dump_json() + "\n"), path)
 
     def to_html(self, path: str | Path | None = None) -> str:
         """Return the page, one file that fetches nothing; write it to `path` if given."""
@@ -772,13 +778,7 @@ def loads(text: str, name: str) -> Result:
     try:
         return Result.model_validate_json(text)
     except ValidationError as error:
-        stamp = re.match(r'\s*\{\s*"format":\s*([0-9]{1,9})\b', text)
-        if stamp and int(stamp[1]) != FORMAT:
-            newer = "a newer version wrote it: update offpol-diag"
-            hint = newer if int(stamp[1]) > FORMAT else "analyze the dump again"
-            message = f"{name}: result format {stamp[1]}, this version reads format {FORMAT}"
-            raise ResultError(message, hint) from error
-        message = f"{name}: this is not a result of offpol-diag ({first_mistake(error)})"
+        message = f"{name}: this is not a result of this version of offpol-diag ({first_mistake(error)})"
         raise ResultError(message, HINT) from error
 
 

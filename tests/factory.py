@@ -19,7 +19,7 @@ from offpol_diag.dump.batch import Batch, joined
 from offpol_diag.dump.convert import convert, open_dump
 from offpol_diag.dump.writer import stamped, to_table, write_tables
 from offpol_diag.errors import DumpError
-from offpol_diag.number import Number, Numbers
+from offpol_diag.number import OVERFLOWS, Number, Numbers
 from offpol_diag.result import (
     Axis,
     Cause,
@@ -156,7 +156,9 @@ def policy_gap(scale: float = 1.0) -> Numbers:
         "k1": number(2.05e-3 * scale, 1.6e-4 * scale, "nats", over="tokens", formula="mean of −Δ"),
         "mean_ratio": number(0.99998, 3e-4, over="tokens", formula="mean of e^Δ"),
         "chi2_token": number(4.6e-3 * scale, 5e-4 * scale, over="tokens", formula="mean of e^2Δ, minus 1"),
-        "chi2_sequence": Number(log10=45.2, over="sequences", formula="mean of e^(2ΣΔ), minus 1"),
+        "chi2_sequence": Number(
+            log10=45.2, unknown=OVERFLOWS, over="sequences", formula="mean of e^(2ΣΔ), minus 1"
+        ),
         "ppl_ratio": number(1.00205, 1.6e-4, over="sequences", formula="mean of e^(−mean Δ)"),
         "prob_diff_mean": number(0.0052, 2e-4, "fraction", over="tokens", formula="mean of |p − q|"),
         "pearson": number(0.9992, 1e-4, over="tokens", formula="Pearson correlation of p and q"),

@@ -290,6 +290,10 @@ def dropped_by_length(result: Result, presets: Iterable[str]) -> Table:
     return Table("dropped-by-length", caption, header, rows, shown="more")
 
 
+OF_PAIRS = (*FIRST_GAP, "khat_tokens", "khat_sequences", "k3_top1_share", "tokens_differ")
+"""Numbers that are shown of every pair of policies."""
+
+
 def pairs(result: Result) -> Table:
     """Return the main numbers of each pair of policies, side by side."""
     known, none = result.whole, Number(unknown="not computed for this pair")
@@ -297,7 +301,7 @@ def pairs(result: Result) -> Table:
     rows: list[Sequence[Cell]] = [
         (one.name, *(known.get(prefix + one.name, none) for prefix in prefixes))
         for one in METRICS.values()
-        if (one.meaning or one.first) and any(prefix + one.name in known for prefix in prefixes)
+        if one.name in OF_PAIRS and any(prefix + one.name in known for prefix in prefixes)
     ]
     note = (
         "Rollout → old is engine numerics and policy lag; old → current, the updates within the step. K1 "

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,10 +77,10 @@ def parts(summary: Result, answer: Answer) -> Iterator[Part]:
 def _bands() -> Table:
     """Return the bands of every number, with what they were observed on."""
     rows = []
-    for one in chain.from_iterable(BANDS.values()):
-        low, high = (None if end is None else rounded(end) for end in (one.low, one.high))
+    for metric, band in ((metric, band) for metric, bands in BANDS.items() for band in bands):
+        low, high = (None if end is None else rounded(end) for end in (band.low, band.high))
         span = f"{low} to {high}" if low and high else f"below {high}" if high else f"above {low}"
-        rows.append((one.metric, one.name, span, one.regime, one.source))
+        rows.append((metric, band.name, span, band.regime, band.source))
     header = ("number", "band", "range", "regime", "source")
     caption = "Where the bands come from; a value is only comparable within its regime"
     return Table("bands", caption, header, [*rows, *observed(), *REGIMES], shown="page")

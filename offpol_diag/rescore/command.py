@@ -21,7 +21,6 @@ from offpol_diag.dump.convert import open_dump
 from offpol_diag.dump.read import Dump
 from offpol_diag.dump.writer import write_tables
 from offpol_diag.errors import OffpolError, UsageError, did_you_mean
-from offpol_diag.numerals import duration
 from offpol_diag.rescore import models, verdict
 from offpol_diag.rescore.models import Loaded
 from offpol_diag.rescore.rows import Responses, read
@@ -135,7 +134,7 @@ class Passes:
             self.scores[one.name] = scores.astype(np.float64)
         self.noise = self.noise_of(AS_GIVEN)
         where = f"on {self.loaded.causal.device} in {self.loaded.dtype}"
-        self.how = f"{self.count} passes {where}, {duration(time.monotonic() - begun)}"
+        self.how = f"{self.count} passes {where}, {time.monotonic() - begun:,.1f} s"
 
     def noise_of(self, variant: Variant) -> Floats:
         """Return what bf16 changes of a hypothesis, [T]."""
