@@ -102,9 +102,7 @@ WHO = [
 
 
 @pytest.mark.parametrize(("asked", "metadata", "who", "name"), WHO)
-def test_who_logs_is_as_asked_else_what_the_metadata_say_else_the_newest(
-    asked, metadata, who, name, tmp_path
-):
+def test_who_logs_is_as_asked_else_as_the_metadata_have_it(asked, metadata, who, name, tmp_path):
     table = pq.read_table(SAMPLE).slice(0, 40)
     file = tmp_path / "dump.parquet"
     pq.write_table(table.replace_schema_metadata({"offpol_diag": json.dumps(metadata)}), file)
@@ -135,7 +133,7 @@ PLANTED = [  # factors of one curve by step, and which step differs first, which
 
 
 @pytest.mark.parametrize(("factors", "first", "worst", "many"), PLANTED, ids=str)
-def test_a_planted_difference_is_found_with_its_worst_and_its_first_step(
+def test_planted_differences_are_found_from_their_first_step(
     dump, said, factors, first, worst, many, tmp_path
 ):
     wrong = {step: of | {NAME: of[NAME] * factors.get(step, 1.0)} for step, of in said.items()}

@@ -176,9 +176,8 @@ def make(path, noise, seed, prompts=range(24), without=""):
 
 
 def read(path, seed=0, presets="token_is,seq_mis"):
-    return examine(
-        opened(str(path)), presets=load().resolve(presets) if presets else (), device="cpu", seed=seed
-    )
+    chosen = load().resolve(presets) if presets else ()
+    return examine(opened(str(path)), presets=chosen, device="cpu", seed=seed)
 
 
 def against(a, b):
@@ -285,16 +284,13 @@ def test_a_real_shift_is_found_whenever_prompts_are_shared(tmp_path):
         assert (k3.differs, low < 1.05, high > 0.95) == (True, True, True)
 
 
-def test_shared_prompts_are_counted_and_without_prompt_ids_equal_responses_are_paired(
-    worse, a, folder, tmp_path
-):
+def test_shared_prompts_are_counted_or_else_equal_responses_are(worse, a, folder, tmp_path):
     apart = against(a, read(folder / "others.parquet", presets="")).pairing
     assert worse.pairing.startswith("Paired: 22 prompts (group_id) are in both runs")
     assert "2 are only in A and 2 only in B" in worse.pairing
     assert "Independent: no prompts (group_id) are in both" in apart
-    one, other = (
-        read(make(tmp_path / f"{x}.parquet", 0.05, x, without="group_id"), presets="") for x in (1, 2)
-    )
+    bare = [make(tmp_path / f"{x}.parquet", 0.05, x, without="group_id") for x in (1, 2)]
+    one, other = (read(path, presets="") for path in bare)
     assert against(one, one).pairing.startswith("Paired: 72 responses are in both runs")
     assert "no responses are in both" in against(one, other).pairing
 
@@ -312,9 +308,8 @@ def test_of_more_groups_than_are_kept_it_is_said_whether_some_are_shared():
 
 
 def test_what_one_run_lacks_is_named_and_the_rest_compared(folder):
-    found = against(
-        *(read(folder / name, presets="token_is,pure_is") for name in ("a.parquet", "two.parquet"))
-    )
+    runs = [read(folder / name, presets="token_is,pure_is") for name in ("a.parquet", "two.parquet")]
+    found = against(*runs)
     assert {"drift 2: old → current", "pure_is"} <= {*found.missing}
     assert not [one for one in found.contrasts if one.name.startswith(("drift2.", "total.", "pure_is."))]
     assert named(found, "k3").differs is False
@@ -342,9 +337,8 @@ def test_any_number_of_runs_is_compared_with_the_first_and_every_report_says_the
     """Numbers and p-values are those of two runs; these are corrected over the tests of all runs."""
     files = [folder / f"{name}.parquet" for name in ("a", "same", "worse")]
     json, page, md, again = (folder / f"r.{end}" for end in ("json", "html", "md", "again.html"))
-    ran = run(
-        *files, "--presets", "token_is,seq_mis", "--json", json, "-o", page, "--md", md, "--device", "cpu"
-    )
+    to = ("--json", json, "-o", page, "--md", md)
+    ran = run(*files, "--presets", "token_is,seq_mis", *to, "--device", "cpu")
     assert ran.exit_code == 0, ran.stderr
     found = loads(json.read_text(), "r.json")
     b, c = found.against
@@ -381,19 +375,13 @@ def test_the_curves_of_all_runs_by_step_are_one_chart():
     assert chart.title == "Worse in B, Better in C: K3 by step"
 
 
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        ("a " * 27, "27 runs: at most 26 are compared"),
-        ("a empty", "empty.parquet"),
-        ("two bypass", "no pair of policies in common"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(folder, names, said):
-    refused = run(*(folder / f"{name}.parquet" for name in names.split()))
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert said in refused.stderr
-    assert "hint: " in refused.stderr
+def test_what_cannot_be_compared_is_refused(folder):
+    said = {"a " * 27: "27 runs: at most 26", "a empty": "empty.parquet", "two bypass": "no pair of policies"}
+    for names, problem in said.items():
+        refused = run(*(folder / f"{name}.parquet" for name in names.split()))
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert problem in refused.stderr
+        assert "hint: " in refused.stderr
 
 
 def test_the_page_shows_what_is_printed(monkeypatch):

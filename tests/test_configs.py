@@ -304,12 +304,7 @@ REFUSED = [
     (CATALOGUE["recompute@loss=gspo:clip.dual=4"], "verl", "dual clip under the GSPO loss", PRINTED),
     (CATALOGUE["seq_is"], "ms-swift", "product ratio", f"{PRINTED} verl, trl, slime, miles, skyrl"),
     (CATALOGUE["token_is@0.9"], "areal", r"the weight min\(r_t, 0.9\)", "nearest: "),
-    (
-        CATALOGUE["ipo@-0.3..0.2"],
-        "prime-rl",
-        "unequal bounds",
-        "nearest: ipo; no trainer's config can express",
-    ),
+    (CATALOGUE["ipo@-0.3..0.2"], "prime-rl", "unequal bounds", "nearest: ipo; no trainer's config can"),
     (CATALOGUE["decoupled_geo_rs_token_tis"], "trl", "the rule that keeps seq", "nearest: token_is; "),
     (CATALOGUE["geo_rs"], "slime", "rejects only beside use_tis", f"{PRINTED} verl"),
     *((one, trainer, "^{} cannot express x: ", "") for one in (MIN, FREE) for trainer in TRAINERS),
@@ -321,7 +316,6 @@ REFUSED = [
 def test_a_refusal_names_the_part_and_the_nearest_preset(preset, trainer, message, hint):
     with pytest.raises(ConfigError, match=message.format(trainer)) as caught:
         config_for(preset, trainer)
-
     assert caught.value.hint.startswith(hint)
 
 

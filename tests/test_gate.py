@@ -247,9 +247,7 @@ def near(x, note=None):
         ("ess_tokens", near(0.1), near(0.9, HEAVY), 0.1, SILENT, "k̂"),
     ],
 )
-def test_no_worse_than_the_baseline_fails_where_the_whole_interval_is_beyond(
-    name, base, now, allowed, ruling, said
-):
+def test_a_number_may_be_worse_than_the_baseline_by_what_is_allowed(name, base, now, allowed, ruling, said):
     found = compared(name, now, base, allowed)
     assert (found.passed, found.open) == ruling
     assert said in found.reason.replace("-", "−")

@@ -239,9 +239,7 @@ SHOWN = re.findall(r"```text\n\$ offpol-diag sweep ([^\n]*)\n(.*?)\n```", PAGE.r
 
 
 @pytest.mark.parametrize(("arguments", "shown"), SHOWN, ids=[arguments for arguments, _ in SHOWN])
-def test_the_page_shows_what_the_command_prints_and_solved_bounds_are_named_by_one_that_runs(
-    arguments, shown
-):
+def test_the_page_shows_what_is_printed_and_a_preset_of_solved_bounds_that_runs(arguments, shown):
     ran = CliRunner().invoke(app, ["sweep", *arguments.split()], env={"COLUMNS": "100", "NO_COLOR": "1"})
     assert ran.stdout.strip("\n") == shown
     command = re.search(r"^preset  offpol-diag (.*)$", shown, re.MULTILINE)
