@@ -81,21 +81,23 @@ def headline(result: Result) -> tuple[str, str, Tone, str]:
     pair = f"({PAIRS[result.prefix]})" if result.prefix else ""
     size = " ".join(filter(None, (f"K3 KL is {value.removesuffix('*')} nats per token", interval, pair)))
     if given and result.is_bug:
-        after = words.repaired(result)
-        logged = f"As logged, {size}{after and f'; {after} after the fix'}." if k3.known else ""
-        return "BUG", f"{given.headline[:1].lower()}{given.headline[1:]}".rstrip("."), "bad", logged
+        after = f"; {k3_after} after the fix" if (k3_after := words.repaired(result)) else ""
+        sentence = f"{given.headline[:1].lower()}{given.headline[1:]}".rstrip(".")
+        return "BUG", sentence, "bad", f"As logged, {size}{after}." if k3.known else ""
     row = band("k3", k3)
     if row is None:
         return "", "The dump holds no pair of policies whose mismatch could be measured", "warn", ""
     if advised and advised.rule == "identical":
         return "", "THE SAME NUMBERS TWICE: was one column copied from the other?", "warn", ""
-    cannot_tell = given is not None and given.verdict == "cannot_tell"
-    bad = "warn" if cannot_tell and tone(row.name) in ("good", "info") else tone(row.name)
+    named, growing = f"{size} ({row.name})", words.grows(result)
     if MainGap(result).few and not (given and any(one.exact for one in given.causes)):
-        return "TOO LITTLE DATA for a verdict", f"{size} ({row.name})", "warn", words.grows(result)
-    if cannot_tell and not result.undecided:
-        return "CANNOT TELL a bug from a mismatch", f"{size} ({row.name})", bad, words.grows(result)
-    return f"{row.name.upper()} off-policy mismatch", size, bad, words.grows(result)
+        return "TOO LITTLE DATA for a verdict", named, "warn", growing
+    severity = tone(row.name)
+    if given and given.verdict == "cannot_tell":
+        severity = "warn" if severity in ("good", "info") else severity
+        if not result.undecided:
+            return "CANNOT TELL a bug from a mismatch", named, severity, growing
+    return f"{row.name.upper()} off-policy mismatch", size, severity, growing
 
 
 # ---------------------------------------------------------------- facts
@@ -160,7 +162,7 @@ def heavy(result: Result) -> str:
 def tiles(result: Result) -> tuple[Tile, ...]:
     """Return the eight headline numbers: the mismatch, what methods reject, the tail, the reward.
 
-    No band stands at a number that a heavy tail decides, nor beside a bug.
+    No band stands at a number that a heavy tail decides, nor beside a bug, where no method is shown either.
     """
     found = []
     for name in TILES:
@@ -171,7 +173,7 @@ def tiles(result: Result) -> tuple[Tile, ...]:
             remark = "0 by its interval" if chance else "mean of r² below 1"
         judged = row.name if row and not (result.is_bug or doubted(number) or remark) else ""
         found.append(_tile(result, name, result.prefix + name, number, band=judged, remark=remark))
-    found += _rejected(result)
+    found += [] if result.is_bug else [_rejected(result)]
     khat, sequences = result.main("khat_tokens"), result.main("khat_sequences")
     remark = f"sequences: {formatted(sequences).value}" if sequences.known else ""
     judged = "unreliable" if khat.note else "reliable"
@@ -180,24 +182,21 @@ def tiles(result: Result) -> tuple[Tile, ...]:
     return tuple(one for one in found if one.number.known)
 
 
-def _rejected(result: Result) -> Iterator[Tile]:
-    """Yield what the recommended method rejects; where that is nothing, what two masks would."""
+def _rejected(result: Result) -> Tile:
+    """Return what the recommended method rejects; where that is nothing, what two masks would."""
     method = (result.recommendation.method if result.recommendation else None) or ""
-    numbers = {name: result.preset(name).get("tokens_rejected") for name in (method, *MASKS)}
-    known = {name: number for name, number in numbers.items() if number and not result.is_bug}
-    masks = [name for name in MASKS if name in known]
-    chosen = [method] if method in known and (known[method].value or not masks) else masks[:2]
-    for name in chosen[:1]:
-        remark = "; ".join(
-            (f"by {name}", *(f"{other}: {formatted(known[other]).value}" for other in chosen[1:]))
-        )
-        yield Tile("Rejected", f"{name}.tokens_rejected", replace(known[name], interval=None), "", remark)
+    numbers = {name: result.preset(name).get("tokens_rejected", Number()) for name in (method, *MASKS)}
+    masks = [name for name in MASKS if numbers[name].known]
+    name, *others = [method] if numbers[method].value or not masks else masks[:2]
+    remark = "; ".join((f"by {name}", *(f"{other}: {formatted(numbers[other]).value}" for other in others)))
+    return Tile("Rejected", f"{name}.tokens_rejected", replace(numbers[name], interval=None), "", remark)
 
 
 def _tile(result: Result, name: str, key: str, number: Number, **more: str) -> Tile:
     """Return a tile with its curve over the steps, and the ends of that."""
     points = curve(result, name)
-    known, heights, trend = [one for one in points if one.value is not None], list[float | None](), ""
+    known = [one for one in points if one.value is not None]
+    heights, trend = list[float | None](), ""
     if len(known) > 1 and is_flat(known):
         trend = "no trend"
     elif len(known) > 1:

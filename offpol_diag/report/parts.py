@@ -106,10 +106,10 @@ def _facts(before: str, given: DumpFacts | Run) -> Iterator[tuple[str, Cell]]:
         named = {f": {key}": one for key, one in value.items()} if isinstance(value, dict) else {"": value}
         for key, one in named.items():
             text = ", ".join(map(str, one)) or "none" if isinstance(one, list) else one
-            known = isinstance(text, str) or type(text) is int
+            plain = isinstance(text, str) or type(text) is int
             yield (
                 f"{before}{field.replace('_', ' ')}{key}",
-                text if known else json.dumps(text, ensure_ascii=False),
+                text if plain else json.dumps(text, ensure_ascii=False),
             )
 
 

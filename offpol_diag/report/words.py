@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from offpol_diag.diagnosis.cause import Cause as KnownCause
 
 VERDICTS = {"healthy": "Healthy: no sign of a bug", "honest_mismatch": "Honest mismatch: no sign of a bug"}
-"""Verdict → whether it is a bug; of others the headline of the diagnosis says it."""
+"""Verdict → whether it is a bug; for other verdicts the headline of the diagnosis says it."""
 SMALLER = "Make updates smaller: a lower learning rate, fewer epochs per batch, more frequent weight syncs."
 FEW = 5
 """Ignored columns that are named."""
@@ -56,10 +56,10 @@ def columns(facts: DumpFacts) -> str:
 
 # ---------------------------------------------------------------- is it a bug
 
-DRAWN = "A clearly negative K1 would mean that the tokens were not drawn from the logged distribution."
-ALSO = (
-    "Rounding, a few tokens that are logged far off, sampling cut by top-p or top-k, and responses that are "
-    "selected by their outcome make it negative too."
+K1_BELOW_0 = "A clearly negative K1 points to tokens that were not drawn from the logged distribution."
+OTHER_REASONS = (
+    "Rounding, a few badly logged tokens, top-p or top-k sampling, and responses that are selected by their "
+    "outcome make it negative too."
 )
 
 
@@ -116,7 +116,7 @@ def fix(result: Result, causes: Sequence[Cause]) -> Iterator[Fact]:
     if where := next((one.where for one in causes if one.where), ""):
         effect.append(f"Until then, leave out the sequences with {where}.")
     effect.append("No correction is named before the fix.")
-    heading = f"Fix the bug first{first.fix and f': {first.fix}'}"
+    heading = f"Fix the bug first: {first.fix}" if first.fix else "Fix the bug first"
     yield Fact("What to do", " ".join(effect), heading)
 
 
@@ -133,22 +133,23 @@ def checks(result: Result) -> Iterator[Line]:
     """Yield what was measured to find a bug: K1, K3 of weights in sync, and E[r]."""
     k1, ratio = (result.whole.get(result.prefix + name, Number()) for name in ("k1", "mean_ratio"))
     if k1.value is not None:
-        size = f"It is {format_number(k1)} nats. {DRAWN}"
+        detail = f"It is {format_number(k1)} nats. {K1_BELOW_0}"
         if not k1.interval or k1.interval[1] >= 0:
-            yield Line(f"K1 is not {'' if k1.value >= 0 else 'clearly '}negative", "ok", size)
+            yield Line(f"K1 is not {'' if k1.value >= 0 else 'clearly '}negative", "ok", detail)
         elif result.is_bug:
-            yield Line("K1 is negative", "no", size)
+            yield Line("K1 is negative", "no", detail)
         else:
-            yield Line("K1 is negative, which no logging fault looked for explains", "un", f"{size} {ALSO}")
+            unexplained = "K1 is negative, and no logging fault that was looked for explains it"
+            yield Line(unexplained, "un", f"{detail} {OTHER_REASONS}")
     synced, apart = in_sync(result), apart_in_sync(result)
     if apart and not result.is_bug:
         least, most = (f"{rounded(one.value)} (step {one.step})" for one in apart)
-        why = "Weights in sync differ by numerics alone, and as much at every step."
+        why = "With weights in sync only numerics differ, by about as much at every step."
         yield Line(f"In sync (lag 0) K3 is {least} to {most}", "un", why)
     elif synced and not result.is_bug and (row := band("k3", Number(value=synced.value))):
         agree = tone(row.name) in ("good", "info")
-        why = f"There engine and trainer {'agree' if agree else 'differ already'}. "
-        why += "A wrong temperature, a shifted column or a padding value would show here already."
+        why = f"Engine and trainer {'agree' if agree else 'already differ'} there. "
+        why += "A wrong temperature, a shifted column or a padding value would show there too."
         yield Line(f"In sync (lag 0) K3 is {rounded(synced.value)}", "ok" if agree else "un", why)
     if ratio.value is not None and doubted(ratio):
         mean = formatted(ratio).value.removesuffix("*")
@@ -231,12 +232,12 @@ def what_to_do(result: Result, given: Recommendation) -> Iterator[Fact]:
     when = "until the cause is known, " if open_ else "then " if step else ""
     steps.append(f"{when}use {given.title}" if given.title else given.decision)
 
-    reasons, lines = list[str](), list[str]()
+    reasons, lines = list[str](), [given.sentence] if given.title else []
     if grown and step:
         perhaps = f" (perhaps from step {grown.perhaps_since})" if grown.perhaps_since != step else ""
         reasons.append(f"From step {step} on K3 is above {MERGE:g}{perhaps}.")
         reasons += [SMALLER] if grew(result) else []
-    (lines if given.title else reasons).append(given.sentence)
+    reasons += [] if given.title else [given.sentence]
     numbers = result.preset(method)
     if given.title and "ess_tokens" in numbers:
         cut = numbers.get("truncated_high", Number())
