@@ -9,16 +9,13 @@ import itertools
 import json
 import os
 import pickle
-import re
 from collections import namedtuple
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from offpol_diag.dump import forms
 from tests.factory import converted, unconvertible
 
 # ---------------------------------------------------------------- one batch as trainers write it
@@ -319,13 +316,6 @@ def test_json_lines_are_read_in_the_order_of_numbers(tmp_path):
     found, _ = converted(tmp_path)
     assert [(one["step"], one["host"]) for one in found] == [(None, "a"), (4, "7")]
     assert "prompt" not in found[0]
-
-
-def test_the_form_that_contributing_shows_reads_the_trainers_files(tmp_path):
-    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text("utf-8")
-    exec(re.search(r"```py\n(.*?)```", text, re.DOTALL)[1], space := dict(vars(forms)))
-    rows = [*space["prime_rl"](forms.Files([prime_rl(tmp_path) / "rank_0.jsonl"]))]
-    assert [row["rollout_log_probs"].tolist() for row in rows] == [one.rollout.tolist() for one in MADE[::2]]
 
 
 # ---------------------------------------------------------------- mistakes
