@@ -53,27 +53,16 @@ class SequenceRules(NamedTuple):
 
 
 class PolicyLoss(NamedTuple):
-    """A policy loss with numbers for all bounds; u = log π_θ − log π_anchor of a token.
-
-    Attributes:
-        kind: as a preset names it.
-        anchor: denominator of its ratio.
-        pooled: whether all tokens of a sequence share the ratio: e to the mean of their u.
-        low: bound of the ratio from below, 0 for none.
-        high: from above, inf for none.
-        dual: its dual clip, inf for none.
-        safety: u is held to ±safety before exp; a mean of u is held from above only.
-        kl_within: the same of the u that is logged as ppo_kl, inf where the loss does not hold it.
-    """
+    """A policy loss with numbers for all bounds; u = log π_θ − log π_anchor of a token."""
 
     kind: Loss
     anchor: Policy
-    pooled: bool
-    low: float
-    high: float
-    dual: float
-    safety: float
-    kl_within: float
+    pooled: bool  # whether all tokens of a sequence share the ratio: e to the mean of their u
+    low: float  # bound of the ratio from below, 0 for none
+    high: float  # from above, inf for none
+    dual: float  # its dual clip, inf for none
+    safety: float  # u is held to ±safety before exp; a mean of u is held from above only
+    kl_within: float  # the same of the u that is logged as ppo_kl, inf where the loss does not hold it
 
 
 def rules_of(preset: Preset) -> tuple[TokenRules, SequenceRules]:
@@ -317,8 +306,11 @@ class Evaluator:
 
     @once
     def ratio(self, policy: Policy, over: str, safety: float | None, safety_at: str) -> Array:
-        """Compute r of tokens [T] or sequences [S]."""
-        return f.importance_ratio(self.aggregate_within("ratio", policy, over, safety, safety_at))
+        """Compute r of tokens [T] or sequences [S], held to e^±safety; of an aggregate by no second exp."""
+        if safety is None or (safety_at == "token" and over != "token"):
+            return f.importance_ratio(self.aggregate("ratio", policy, over, safety))
+        bound = min(safety, f.LARGEST)
+        return f.truncate(self.ratio(policy, over, None, safety_at), math.exp(-bound), math.exp(bound))
 
     @once
     def weight(self, policy: Policy, weight: Weight) -> Array:

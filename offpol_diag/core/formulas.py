@@ -172,17 +172,11 @@ def batch_cut(values: Array, upper: float, many: int = 0, total: float = 0.0) ->
 
 
 class Loss(NamedTuple):
-    """A policy loss of tokens, before weight and mask.
+    """A policy loss of tokens, before weight and mask."""
 
-    Attributes:
-        value: the loss, [T].
-        clipped: where its clip acts, [T] bool; None without one.
-        dual_clipped: where its dual clip acts, [T] bool; None without one.
-    """
-
-    value: Array
-    clipped: Array | None = None
-    dual_clipped: Array | None = None
+    value: Array  # the loss, [T]
+    clipped: Array | None = None  # where its clip acts, [T] bool; None without one
+    dual_clipped: Array | None = None  # where its dual clip acts, [T] bool; None without one
 
 
 def reinforce(advantage: Array, log_prob: Array) -> Array:

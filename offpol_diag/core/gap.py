@@ -132,29 +132,17 @@ class Tokens(Sums):
 
 
 class Terms(NamedTuple):
-    """Numbers of tokens of a drift, [T] each.
-
-    Attributes:
-        tokens: the tokens.
-        drift: the drift, whose numerator is called train here and its denominator rollout.
-        log_rollout: log-probs of its denominator, nats.
-        log_train: log-probs of its numerator, nats.
-        log_ratio: Δ = log_train − log_rollout, nats.
-        abs_log_ratio: |Δ|, nats.
-        ratio_minus_1: r − 1, with Δ held to ±345 so that neither it nor its square overflows.
-        k3: e^Δ − 1 − Δ, nats; never negative, since a Δ whose r is held is held too.
-        prob_diff: |π_train − π_rollout| of the sampled token.
-    """
+    """Numbers of tokens of a drift, [T] each; its numerator is called train here, its denominator rollout."""
 
     tokens: Tokens
     drift: Drift
-    log_rollout: Array
-    log_train: Array
-    log_ratio: Array
-    abs_log_ratio: Array
-    ratio_minus_1: Array
-    k3: Array
-    prob_diff: Array
+    log_rollout: Array  # nats
+    log_train: Array  # nats
+    log_ratio: Array  # Δ = log_train − log_rollout, nats
+    abs_log_ratio: Array  # |Δ|, nats
+    ratio_minus_1: Array  # r − 1, with Δ held to ±345 so that neither it nor its square overflows
+    k3: Array  # e^Δ − 1 − Δ, nats; never negative, since a Δ whose r is held is held too
+    prob_diff: Array  # |π_train − π_rollout| of the sampled token
 
 
 # ---------------------------------------------------------------- Sums of sequences
@@ -289,8 +277,9 @@ SURROGATE = Formula(
 )
 """PPO's surrogate objective less its value at r = 1, with r cut at 2 so that no single token decides."""
 
-_REWARD = "mean reward of the sequences with a token"
-REWARD = Formula("mean_reward", _REWARD, mean("reward", _S), over=_S, within=AS_SEEN)
+REWARD = Formula(
+    "mean_reward", "mean reward of the sequences with a token", mean("reward", _S), over=_S, within=AS_SEEN
+)
 """Of the dump, not of a gap."""
 
 _DIFF = "−mean Δ of a sequence"

@@ -87,12 +87,13 @@ class Observe:
         refuse_steps(len(set(batch.steps)))
         study, device = self.study, device_of_thread(self.devices)
         whole = self.whole or WholeSteps.of_batch(study, batch)
-        batch, presets = whole.filled(batch), study.presets
-        groups, cut = groups_of(batch.key, batch.steps), partial(whole.cut, batch)
+        batch, cut, presets = whole.filled(batch), partial(whole.cut, batch), study.presets
+        groups = groups_of(batch.key, batch.steps)
         buckets = buckets_of(groups)
         with memory_of(device):
             tokens = Tokens.of(batch, cut, device)
             started = preset_numbers.columns(tokens, presets)  # a GPU computes them while the host goes on
+
         host = tokens if device == CPU else Tokens.of(batch, cut)
         columns, states, n = {**host.counts}, [State.of_groups(groups)], host.sequences.n
         ranges = {"length": extremes(n), "response": extremes(n + batch.masked)}
@@ -102,24 +103,21 @@ class Observe:
             columns |= sums
             ranges |= gap.ranges(terms, sums)
             states.append(tails.observe(terms, sums[f"{terms.drift.prefix}log_ratio"], buckets))
-        pieces = places.cut(main)
         states += [histograms.observe(main), kept_rows.observe(main, groups)]
         if study.pairs:
             states.append(kept_rows.observe_drops(main, buckets, study.pairs))
 
         of_presets = to_host(started)
         named = partial(preset_numbers.one_column, of_presets)
-        kept, fresh = named("kept", study.families), named("weighted", presets if study.lag_0 else ())
-        more = {places.LENGTH: named("left", presets), places.LAG: fresh}
-        tables = places.observe(main, pieces, columns, more, buckets, study.group_by)
-        tables |= charts.observe(main, study.drifts, columns, kept, buckets)
+        more = {places.LENGTH: named("left", presets)}
+        more[places.LAG] = named("weighted", presets) if study.lag_0 else {}
+        tables = places.observe(main, columns, more, buckets, study.group_by)
+        tables |= charts.observe(main, study.drifts, columns, named("kept", study.families), buckets)
+        tables[breakdowns.PREFIXES] = breakdowns.prefixes(main, buckets)
         states.append(preset_numbers.observe(of_presets, presets, buckets, batch.steps))
         every = [preset for preset in presets if preset not in study.normalised]
         columns |= preset_numbers.added(of_presets, every)
-        tables |= {
-            "dump": Table.of(columns, buckets),
-            breakdowns.PREFIXES: breakdowns.prefixes(main, buckets),
-        }
+        tables["dump"] = Table.of(columns, buckets)
         if study.by_step:
             tables["steps"] = Table.of(columns, buckets, batch.steps)
         counts = {"masked": np.array([batch.masked.sum()], np.float64)}

@@ -144,20 +144,14 @@ OF_TOKENS = (
 
 @dataclass(frozen=True)
 class Pieces:
-    """Tokens in pieces, each of adjacent tokens of a sequence that share their places.
+    """Tokens in pieces, each of adjacent tokens of a sequence that share their places."""
 
-    Attributes:
-        row: the sequence of each piece, [N].
-        places: axis → the place of each piece, [N].
-        sums: column → its sum over each piece, [N]; in place of Σ(r² − 1), Σ(r − 1)².
-    """
-
-    row: Array
-    places: dict[str, Array]
-    sums: dict[str, Array]
+    row: Array  # the sequence of each piece, [N]
+    places: dict[str, Array]  # axis → the place of each piece, [N]
+    sums: dict[str, Array]  # column → its sum over each piece, [N]; in place of Σ(r² − 1), Σ(r − 1)²
 
 
-def cut(terms: Terms) -> tuple[Pieces, Pieces]:
+def _cut(terms: Terms) -> tuple[Pieces, Pieces]:
     """Cut a batch into pieces along axes whose places neighbours share, and into tokens for the others."""
     batch = terms.tokens.batch
     row = np.repeat(np.arange(batch.sequences), batch.lengths)
@@ -184,7 +178,6 @@ def cut(terms: Terms) -> tuple[Pieces, Pieces]:
 
 def observe(
     terms: Terms,
-    pieces: Sequence[Pieces],
     columns: Mapping[str, Array],
     more: Mapping[str, Mapping[str, Array]],
     buckets: Array,
@@ -194,7 +187,6 @@ def observe(
 
     Args:
         terms: of the main drift.
-        pieces: of the same.
         columns: sums of each sequence, with the drift's prefix, [S].
         more: axis of sequences → what else is summed there, [S].
         buckets: what sums are kept apart for, [S].
@@ -210,7 +202,7 @@ def observe(
         if at is not None:
             tables[PREFIX + by.name] = Table.of({**own, **more.get(by.name, {})}, buckets, at, most=most)
     labels, which = np.unique(buckets, return_inverse=True)
-    for some in pieces if batch.tokens else ():
+    for some in _cut(terms) if batch.tokens else ():
         for by in (by for by in OF_TOKENS if by.name in some.places):
             at, size = some.places[by.name], len(by.labels) + 1
             codes, many = which[some.row] * size + at, len(labels) * size

@@ -9,7 +9,7 @@ has been seen whole. Sums of such presets are kept by step, and divided when the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -178,6 +178,11 @@ def _mean(name: str, text: str, column: str, per: str = "kept", **more: Any) -> 
     return Formula(name, text, mean(column, per), over=OVER.get(per, per), **more)
 
 
+def _ess(x: str, n: str) -> Callable[[Lookup], Array]:
+    """Return the formula (Σx)² / (n Σx²), whose squares are the column xx."""
+    return lambda get: get(x) ** 2 / (get(n) * get(x + x))
+
+
 def _share(name: str, text: str, column: str, per: str) -> Formula:
     """Return the share of events in `per`."""
     return Formula(name, f"share of {text}", mean(column, per), "fraction", OVER.get(per, per), counts=True)
@@ -193,16 +198,11 @@ DROPPED = _less("sequences_dropped", "sequences with no token left", "left", "se
 ROWS = (
     _mean("weight_mean", "mean of the final weights", "w", within=POSITIVE),
     Formula("weight_std", "standard deviation of the final weights", _std, "", OVER["kept"], POSITIVE),
-    Formula(
-        "ess_tokens",
-        "(Σw)² / (n Σw²), a rejected token weighs 0",
-        lambda get: get("w") ** 2 / (get("tokens") * get("ww")),
-        "fraction",
-    ),
+    Formula("ess_tokens", "(Σw)² / (n Σw²), a rejected token weighs 0", _ess("w", "tokens"), "fraction"),
     Formula(
         "ess_sequences",
         "(Σv)² / (n Σv²), v = mean over the sequence's tokens of the final weight, 0 where rejected",
-        lambda get: get("v") ** 2 / (get("sequences") * get("vv")),
+        _ess("v", "sequences"),
         "fraction",
         "sequences",
     ),
@@ -251,12 +251,7 @@ LOSSES = (
         lambda get: get("loss") / get("left") / get("longest"),
         over=OVER["left"],
     ),
-    _mean(
-        "pg_clipfrac",
-        "share where the loss's clip decides, or changes the weight",
-        "clipped",
-        unit="fraction",
-    ),
+    _mean("pg_clipfrac", "share where the clip decides, or changes the weight", "clipped", unit="fraction"),
     _mean("pg_clipfrac_lower", "share where the dual clip decides", "dual_clipped", unit="fraction"),
     _mean("ppo_kl", "mean(log π_anchor − log π_θ), each bounded as the loss bounds it", "kl", unit="nats"),
 )

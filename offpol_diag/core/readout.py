@@ -44,7 +44,18 @@ def summary(out: Readout, presets: Sequence[Preset], facts: DumpFacts, run: Run)
         subjects=numbers,
         axes=axes,
         lengths=charts.lengths(out),
-        presets={preset.name: _described(out, preset) for preset in presets},
+        presets={
+            preset.name: PresetFacts(
+                summary=preset.summary,
+                policy=preset.policy,
+                method=in_words(preset),
+                loss=preset.loss,
+                kind=preset.kind,
+                aliases=list(preset.aliases),
+                needs=preset.lacking(out.study.columns),
+            )
+            for preset in presets
+        },
         worst=out.state.records["worst"].read(WorstSequence),
         run=run,
     )
@@ -159,16 +170,3 @@ def of_preset(out: Readout, preset: Preset) -> Numbers:
     result["ppl_ratio"] = _held(result["ppl_ratio"], ppl, left, 2 * LARGEST)
     at_lag_0 = breakdowns.at_lag_0(out, preset)
     return result | ({preset_numbers.AT_LAG_0.name: at_lag_0} if at_lag_0 else {})
-
-
-def _described(out: Readout, preset: Preset) -> PresetFacts:
-    """Say what one preset is."""
-    return PresetFacts(
-        summary=preset.summary,
-        policy=preset.policy,
-        method=in_words(preset),
-        loss=preset.loss,
-        kind=preset.kind,
-        aliases=list(preset.aliases),
-        needs=preset.lacking(out.study.columns),
-    )

@@ -110,16 +110,12 @@ class Segments:
             reduce = sys.modules["torch"].segment_reduce
             return reduce(x, how, offsets=self.offsets, initial=empty, unsafe=True)
         reduceat, starts = getattr(np, ufunc).reduceat, self.offsets[:-1]
-        if self._all_filled:
+        if len(starts) and self.filled.all():
             return reduceat(x, starts, dtype=dtype)
         result = np.full(len(starts), empty, dtype)
         if self.tokens:
             result[self.filled] = reduceat(x, starts[self.filled], dtype=dtype)
         return result
-
-    @cached_property
-    def _all_filled(self) -> bool:
-        return len(self.lengths) > 0 and bool(self.filled.all())
 
 
 # ---------------------------------------------------------------- to a GPU and back

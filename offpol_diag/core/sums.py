@@ -221,15 +221,12 @@ class Sums(Evaluator):
         loss: Σ w L; loss_mean: the same over their number; clipped, dual_clipped: tokens on which the loss's
         clip acts, and its dual clip; kl: Σ −u, u held as the loss holds it.
         """
-        value, flags = self.finite_loss(loss), self.loss(loss)
         if weight is not None and weight.on_tokens:
-            summed = self.sequences.sum(self.weight_of_kept(policy, weight, tokens) * value)
+            summed = self.product(self.weighted_loss(loss, policy, weight, tokens), sequences)
         else:
-            summed = self.over(value, tokens)
-        summed = self.product(summed, sequences)
-        if weight is not None and not weight.on_tokens:
-            summed = summed * self.weight(policy, weight)
-        kl = self.over(self.loss_kl(loss.anchor, loss.kl_within), tokens)
+            summed = self.product(self.over(self.finite_loss(loss), tokens), sequences)
+            summed = summed if weight is None else summed * self.weight(policy, weight)
+        flags, kl = self.loss(loss), self.over(self.loss_kl(loss.anchor, loss.kl_within), tokens)
         return {
             "loss": summed,
             "loss_mean": summed / self.xp.clip(self.of_kept(tokens, sequences)["kept"], 1.0, None),
@@ -237,6 +234,11 @@ class Sums(Evaluator):
             "dual_clipped": self.product(self.flagged(flags.dual_clipped, tokens), sequences),
             "kl": self.product(kl, sequences),
         }
+
+    @once
+    def weighted_loss(self, loss: PolicyLoss, policy: Policy, weight: Weight, tokens: TokenRules) -> Array:
+        """Sum w · L over tokens that pass the rules on tokens, which have weights of their own."""
+        return self.sequences.sum(self.weight_of_kept(policy, weight, tokens) * self.finite_loss(loss))
 
     @once
     def finite_loss(self, loss: PolicyLoss) -> Array:

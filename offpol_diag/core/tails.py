@@ -63,19 +63,12 @@ def limit(n: int) -> float:
 
 
 class Fit(NamedTuple):
-    """A generalised Pareto distribution fitted to the exceedances of the largest weights.
+    """A generalised Pareto distribution fitted to the exceedances of the largest weights."""
 
-    Attributes:
-        k: its shape, k̂.
-        scale: its scale, in units of the largest weight.
-        above: the log-weight above which the tail begins.
-        logs: the M log-weights beyond it, rising, [M].
-    """
-
-    k: float
-    scale: float
-    above: float
-    logs: Array
+    k: float  # its shape, k̂
+    scale: float  # its scale, in units of the largest weight
+    above: float  # the log-weight above which the tail begins
+    logs: Array  # the M log-weights beyond it, rising, [M]
 
 
 def fit(largest: Array, n: int) -> Fit | None:

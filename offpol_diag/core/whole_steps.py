@@ -55,16 +55,11 @@ class Values(NamedTuple):
 
     M2PO drops the largest values until the mean of the rest is below the rule's `upper`. What is below it
     never has to go, so that its number and sum are enough; all others are held.
-
-    Attributes:
-        below: number of values below `upper`.
-        total: their sum.
-        others: all other values, in parts.
     """
 
-    below: int = 0
-    total: float = 0.0
-    others: tuple[Array, ...] = ()
+    below: int = 0  # number of values below `upper`
+    total: float = 0.0  # their sum
+    others: tuple[Array, ...] = ()  # all other values, in parts
 
 
 @dataclass(frozen=True)
