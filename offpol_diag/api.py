@@ -40,7 +40,7 @@ def option(metavar: str | None, help: str, *flags: str, **more: Any) -> Any:
     return typer.Option(*flags, metavar=metavar, help=help, show_envvar=False, **more)
 
 
-def complete_preset(incomplete: str) -> list[str]:
+def complete(incomplete: str) -> list[str]:
     """Complete the last of several names of presets."""
     from offpol_diag.presets.catalogue import ALL, load
 
@@ -48,24 +48,13 @@ def complete_preset(incomplete: str) -> list[str]:
     return [f"{before}{comma}{name}" for name in (ALL, *load()) if name.startswith(last)]
 
 
-def complete_trainer(incomplete: str) -> list[str]:
-    """Complete the name of a trainer."""
-    from offpol_diag.trainers import TRAINERS
-
-    return [name for name in TRAINERS if name.startswith(incomplete)]
-
-
 What = Annotated[Many, typer.Argument(metavar="DUMP", help="Files, folders, globs or URLs: docs/dumps.md.")]
 """Paths or URLs; or a pyarrow, polars or pandas table, a row per sequence or per token; or a dict from column
 to padded tensors [S, L] (with a `response_mask`) or to one list per sequence."""
-Presets = Annotated[
-    Any, option("PRESET,PRESET", "Corrections, also as token_is@3; or all.", autocompletion=complete_preset)
-]
+Presets = Annotated[Any, option("PRESET,PRESET", "Corrections: token_is@3; or all.", autocompletion=complete)]
 """Names in one text or several, or objects of `offpol_diag.presets`; None for the usual ones."""
 PresetFile = Annotated[Any, option("FILE", "Your presets (docs/preset-files.md).")]
-Trainer = Annotated[
-    str | None, option("TRAINER", "verl, trl, slime, …", "--for", autocompletion=complete_trainer)
-]
+Trainer = Annotated[str | None, option("TRAINER", "verl, trl, slime, …", "--for")]
 Columns = Annotated[Any, option("rollout=NAME,old=NAME", "Which column is which; or mask=none.")]
 """A mapping from our names to those of the dump, or its text."""
 OnBadRow = Annotated[Literal["error", "skip"], option(None, "At a row that cannot be read: stop, or go on.")]
@@ -165,11 +154,11 @@ def compare(
 
 def sweep(
     what: What,
-    preset: Annotated[Any, option("PRESET", "Whose threshold moves.", autocompletion=complete_preset)],
+    preset: Annotated[Any, option("PRESET", "Whose threshold moves.", autocompletion=complete)],
     *,
-    which: Annotated[str | None, option("BOUND", "Which threshold: weight.upper, reject[0].lower.")] = None,
-    at: Annotated[Any, option("1.5,2,3", "The thresholds; by default where the data change.")] = None,
-    keep: Annotated[float | None, option("0.95", "Solve for the bounds that keep this share, too.")] = None,
+    which: Annotated[str | None, option("BOUND", "Which one: weight.upper, reject[0].lower.")] = None,
+    at: Annotated[Any, option("1.5,2,3", "Thresholds; by default where the data change.")] = None,
+    keep: Annotated[float | None, option("0.95", "Find the bounds that keep this share, too.")] = None,
     preset_file: PresetFile = None,
     **how: Unpack[Reading],
 ) -> Result:
@@ -190,16 +179,12 @@ def sweep(
 def gate(
     what: What,
     *,
-    fail_on: Annotated[
-        Literal["bug", "cannot_tell"] | None, option(None, "The mildest diagnosis that fails.")
-    ] = None,
+    fail_on: Annotated[Literal["bug", "cannot_tell"] | None, option(None, "The mildest that fails.")] = None,
     max: Annotated[Many, option("NAME=NUMBER", "The largest value that passes: k3=0.002.")] = (),
     min: Annotated[Many, option("NAME=NUMBER", "The smallest: seq_mis.ess_tokens=0.5.")] = (),
     gates: Annotated[Any, option("FILE", "Bounds from a file (docs/ci.md).")] = None,
     baseline: Annotated[Any, option("RESULT.json", "Nothing may be worse than in it …")] = None,
-    tolerance: Annotated[
-        float | None, option(None, "… by more than this share of its value, by default 0.1.")
-    ] = None,
+    tolerance: Annotated[float | None, option(None, "… by more than this share of it (0.1).")] = None,
     presets: Presets = (),
     preset_file: PresetFile = None,
     **how: Unpack[Reading],
@@ -235,7 +220,7 @@ def gate(
 def check(
     what: What,
     *,
-    logged: Annotated[Many, option("FILE", "Curves of the trainer by step: CSV, JSONL, Parquet.")] = (),
+    logged: Annotated[Many, option("FILE", "Curves by step: CSV, JSONL, Parquet.")] = (),
     trainer: Trainer = None,
     presets: Presets = None,
     preset_file: PresetFile = None,
@@ -263,22 +248,17 @@ def check(
         missing = f"the dump has no {' and no '.join(lacks) or 'token'}"
         raise UsageError(missing, "log it, or name other presets with --presets")
     name = f"{who}@{generation}" if who == "verl" else who
-    files: dict[str, Any] = {"dump": tuple(dump.files), "logged": tuple(map(str, logged))}
-    return replace(compared(found, drawn, name), **files)
+    return replace(compared(found, drawn, name), dump=tuple(dump.files), logged=tuple(map(str, logged)))
 
 
 class Rescoring(TypedDict, total=False):
     """How the model computes: `auto` is float32 where it fits, else bfloat16; the head is always float32."""
 
-    sample: Annotated[
-        int, option(None, "Prompts that are scored, up to 4,000 tokens and more; 0: all.", min=0)
-    ]
-    tries: Annotated[Any, option("NAME,NAME", "Hypotheses, by name or family; or none.", "--try")]
+    sample: Annotated[int, option(None, "Prompts that are scored, 16 by default; 0: all.", min=0)]
+    tries: Annotated[Any, option("NAME,NAME", "Hypotheses, by name or family.", "--try")]
     base: Annotated[str | None, option("FOLDER|HUB_ID", "The base model of an adapter.")]
     max_length: Annotated[int | None, option(None, "Leave out longer sequences, prompt included.", min=1)]
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"], option(None, "Of the body of the model.")
-    ]
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], option(None, "Of the model's body.")]
     attention: Annotated[str | None, option(None, "Of transformers: sdpa, eager, flex_attention, …")]
     device: Device
     progress: Any

@@ -101,12 +101,11 @@ def command(function: Function, *own: str, required: Sequence[str] = ()) -> Call
             raise typer.Exit(int(body(out, **given) or 0))
 
         options = options_of(function) | {name: options_of(Output)[name] for name in own}
-        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # where typer looks for options
-            [
-                Parameter(name, KEYWORD, annotation=kind, default=... if name in required else None)
-                for name, kind in options.items()
-            ]
-        )
+        parameters = [
+            Parameter(name, KEYWORD, annotation=kind, default=... if name in required else None)
+            for name, kind in options.items()
+        ]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
         help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or "")  # typer keeps line ends
         app.command(body.__name__, help=help, context_settings={"auto_envvar_prefix": "OFFPOL_DIAG"})(run)
         return body
@@ -121,10 +120,7 @@ def show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(
-    epilog="Exit codes: 0 passed · 1 a gate failed, or --strict found a bug or a difference · 2 could not "
-    "say (bad arguments, bad dump, no data)."
-)
+@app.callback(epilog="Exit codes: 0 passed · 1 a gate failed, or --strict found a fault · 2 could not say.")
 def root(
     context: typer.Context,
     version: Annotated[
@@ -164,11 +160,9 @@ def settings(group: Any) -> dict[str, Any]:
 
 
 def named_or_sample(what: Sequence[str], out: Output) -> list[str]:
-    """Return the dumps that are named, else the sample; print a remark where it is not just one."""
+    """Return the dumps that are named, else the sample, with a remark."""
     if not what:
         note("no DUMP given: reading the sample dump that ships with offpol-diag", out.quiet)
-    elif len(what) > 1:
-        note(f"{len(what)} DUMPs given: they are read as one dump", out.quiet)
     return [*what] or [str(SAMPLE)]
 
 
@@ -193,17 +187,15 @@ def show(out: Output, function: Function, *what: Any, **asked: Any) -> Any:
     reads = [*what, *(asked.get(name, []) for name in ("preset_file", "gates", "baseline", "logged"))]
     check_targets([*files.values()], reads)
     doing, unit = ("scoring", "tokens") if function is api.rescore else ("reading", "rows")
-    with progress(out.quiet, doing, unit) as bar:
+    with progress(out.quiet or function in (api.check, api.report), doing, unit) as bar:
         found = function(*what, **asked, **({"progress": bar} if bar else {}))
     found = with_texts(found, out.tokenizer)
     texts = {file: render(found, form) for form, file in files.items() if form in forms}
     named = [(label, file) for label, file in files.items() if file != STDOUT and not out.quiet]
     where = "".join(printable(f"{label:<8}{file}") + "\n" for label, file in named)
-    if STDOUT in texts:
-        write(texts)
-        sys.stderr.write(where)
-    else:
-        write(texts, render(found, "terminal", out.verbose, out.quiet) + where)
+    summary = "" if STDOUT in texts else render(found, "terminal", out.verbose, out.quiet) + where
+    write(texts, summary)
+    sys.stderr.write("" if summary else where)
     return found
 
 
@@ -281,12 +273,7 @@ def sweep(out: Output, what: Sequence[str] = (), **asked: Any) -> None:
 
 @app.command(context_settings={"auto_envvar_prefix": "OFFPOL_DIAG"})
 def presets(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="PRESET,PRESET", help="Also as token_is@3.", autocompletion=api.complete_preset
-        ),
-    ] = "",
+    name: Annotated[str, typer.Argument(metavar="PRESET,PRESET", autocompletion=api.complete)] = "",
     trainer: api.Trainer = None,
     preset_file: api.PresetFile = None,
 ) -> None:

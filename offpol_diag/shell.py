@@ -20,7 +20,6 @@ from offpol_diag.printable import printable, printable_lines
 STDOUT = Path("-")
 SELDOM = 1_000_000
 """Net number of new objects that triggers a collection; a small analysis makes about half as many."""
-THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def run(app: Callable[..., object]) -> None:
@@ -31,7 +30,7 @@ def run(app: Callable[..., object]) -> None:
     """
     nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere  # None: it was closed
-    os.environ.setdefault(THREADS, "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     gc.set_threshold(SELDOM)
     atexit.register(gc.freeze)
@@ -120,16 +119,15 @@ def progress(quiet: bool, doing: str, unit: str) -> Iterator[Any]:
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    rate = TextColumn(f"{unit}, {{task.fields[rate]}} {unit}/s,")
-    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
+    rate = f"{unit}, {{task.fields[rate]}} {unit}/s,"
+    columns = (doing, BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(doing, total=None, rate="–")
 
         def report(done: int, total: int) -> None:
-            rate = f"{bar.tasks[0].speed or 0:,.0f}"
-            bar.update(task, completed=done, total=total, rate=rate)
+            bar.update(task, completed=done, total=total, rate=f"{bar.tasks[0].speed or 0:,.0f}")
 
         yield report
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import re
-import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -167,13 +166,6 @@ def test_exceptions_become_a_message_and_exit_code_2_and_a_bug_is_never_1(raised
 # ---------------------------------------------------------------- dumps, presets, settings
 
 
-def test_several_dumps_are_said_to_be_one(dump, tmp_path):
-    command, again = ("analyze", "--no-html"), shutil.copy(dump, tmp_path / "again.parquet")
-    done = run(*command, dump, again, "--presets", "token_is")
-    assert (done.exit_code, done.stderr) == (0, "2 DUMPs given: they are read as one dump\n")
-    assert run(*command, dump, again, "--presets", "token_is", "-q").stderr == ""
-
-
 ODD = '{"nan": NaN, "far": Infinity, "f": 0.1, "zero": -0.0, "in": [{"x": -Infinity}]}'
 
 
@@ -273,7 +265,6 @@ def test_the_catalogue_lists_every_preset_under_what_it_does(columns):
         ("ana", "analyze"),
         ("analyze --presets token_is,seq_m", "token_is,seq_mis"),
         ("presets geo_", "geo_rs"),
-        ("presets token_is --for ve", "verl"),
         ("sweep --prese", "--preset-file"),
         ("gate --fail-on b", "bug"),
     ],
