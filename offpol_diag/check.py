@@ -1,7 +1,6 @@
 """What a trainer logs of a dump, step by step, and the curves that it did log beside it.
 
-`numbers` computes what the functions of `trainers/logged.py` return for each step, `curves` reads the files
-of an experiment tracker, and `compared` lays one beside the other.
+`numbers` computes the one, `curves` reads the other from files, and `compared` lays them side by side.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from offpol_diag.trainers import named_in, trainer_named
 from offpol_diag.trainers.logged import GENERATIONS, LOGS, TRAINERS, log_of, steps_of
 from offpol_diag.trainers.translate import as_numbers
 
-FORMAT = "offpol-diag check 2"
 ROUNDING, SMALL = 1e-5, 2e-3
 """Relative difference up to which two values are equal in float32; smaller ones count as SMALL in it."""
 STEPS = (
@@ -90,7 +88,7 @@ class Checked:
 
     def to_json(self) -> str:
         """Return the result as JSON."""
-        text = json.dumps({"format": FORMAT} | asdict(self), indent=1, ensure_ascii=False)
+        text = json.dumps({"format": "offpol-diag check 2", **asdict(self)}, indent=1, ensure_ascii=False)
         return f"{printable_json(text)}\n"
 
 
@@ -135,9 +133,9 @@ def numbers(dump: Dump, presets: Sequence[Preset], trainer: str, generation: str
     """Return preset → logged name → step → what the trainer logs, for presets whose columns the dump has."""
     found: dict[str, Curves] = {}
     for step, batch in by_step(dump):
-        for one in steps_of(batch, presets, dump.columns) if batch.tokens else ():
-            curves = found.setdefault(one.preset.name, {})
-            for name, x in LOGS[log_of(trainer, generation, one.preset)](one).items():
+        for under in steps_of(batch, presets, dump.columns) if batch.tokens else ():
+            curves = found.setdefault(under.preset.name, {})
+            for name, x in LOGS[log_of(trainer, generation, under.preset)](under).items():
                 curves.setdefault(name, {})[step] = x
     return found
 
@@ -155,8 +153,8 @@ def curves(files: Sequence[Path]) -> Curves:
         try:
             table = READERS[file.suffix.lower()](file.read_bytes())
             some = (selectors.numeric() | selectors.string()) - selectors.ends_with("__MIN", "__MAX")
-            table = table.select(some).rename(lambda name: name.rpartition(" - ")[2])
-            table = table.cast(pl.Float64, strict=False)
+            table = table.select(some).cast(pl.Float64, strict=False)
+            table = table.rename(lambda name: name.rpartition(" - ")[2])
         except (Exception, pl.exceptions.PanicException) as error:  # of damaged files
             raise UsageError(f"{file}: cannot be read as curves of one run", HINT) from error
         lower = {name.lower(): name for name in table.columns}
@@ -164,7 +162,7 @@ def curves(files: Sequence[Path]) -> Curves:
         at = table.filter(pl.col(step).is_finite() & (pl.col(step) % 1 == 0)) if step else table.clear()
         if at.is_empty():
             raise UsageError(f"{file}: has no column of steps", f"name it one of {', '.join(STEPS)}")
-        for name in (name for name in table.columns if name != step):
+        for name in table.drop(step).columns:
             values = at.select(pl.col(step).cast(pl.Int64), name).drop_nulls()
             finite = values.filter(pl.col(name).is_finite())
             found.setdefault(name, {}).update([*values.iter_rows(), *finite.iter_rows()])

@@ -44,11 +44,7 @@ def defaults(trainer: str) -> tuple[str, ...]:
 
 
 def trainer_named(name: str) -> str:
-    """Return a trainer's canonical name; ignores case, and takes `_` for `-`.
-
-    Raises:
-        UsageError: there is no trainer of this name.
-    """
+    """Return a trainer's canonical name, ignoring case and `_` for `-`; refuse one that there is not."""
     result = name.strip().lower().replace("_", "-")
     if result not in TRAINERS:
         known = f'unknown trainer "{name}"; there are {", ".join(TRAINERS)}'

@@ -152,7 +152,7 @@ def ends(form: str, x: Array, words: str = "mean min max") -> Logged:
 
 
 def perplexities(train: Array, rollout: Array, average: Callable[[Array], float] = mean) -> Logged:
-    """Return what verl and those who took its names say of the mean log-probs of rows, [S] each."""
+    """Return perplexities, by verl's names, of the mean log-probs of rows, [S] each."""
     of_rows = {
         "training_ppl": np.exp(-train),
         "training_log_ppl": -train,
@@ -219,17 +219,24 @@ def verl(s: Step, generation: str) -> Logged:
         found[f"{stem}_masked_fraction"] = s.over_tokens(lost)
         found[f"{stem}_seq_masked_fraction"] = mean((lost > 0) | (~bare.kept_rows & (g.rules != "option")))
     found = named(g.groups[0], gap) | named(g.groups[1], found)
-    if g.applied and preset.policy == "old":
+    return found | (verl_trainer(s) if g.applied else {})
+
+
+def verl_trainer(s: Step) -> Logged:
+    """Return differences of the two policies' probabilities, and what the loss logs of its own ratio."""
+    found = Logged()
+    if s.preset.policy == "old":
         p, q = np.exp(s.train), np.exp(s.batch.rollout)
         found |= ends("training/rollout_probs_diff_*", abs(p - q), "max mean std")
-        found["training/rollout_actor_probs_pearson_corr"] = np.corrcoef(p, q)[0, 1]
+        correlation = np.corrcoef(p, q)[0, 1] if s.n_tokens > 1 else math.nan
+        found["training/rollout_actor_probs_pearson_corr"] = correlation
         found["training/rollout_probs_diff_valid"] = 1.0
-    if g.applied and s.batch.current is not None and s.batch.advantages is not None:
+    if s.batch.current is not None and s.batch.advantages is not None:
         loss, kl = s.tokens.loss(s.loss), s.tokens.loss_kl(s.loss.anchor, s.loss.kl_within)
         many = s.kept.sum() + EPS  # tokens that rejection leaves
         found["actor/ppo_kl"] = kl[s.kept].sum() / many
         for name, acts in (("pg_clipfrac", loss.clipped), ("pg_clipfrac_lower", loss.dual_clipped)):
-            if preset.loss != "reinforce":
+            if s.preset.loss != "reinforce":
                 found[f"actor/{name}"] = 0.0 if acts is None else acts[s.kept].sum() / many
     return found
 

@@ -33,10 +33,7 @@ class Snippet:
 
 
 def snippets(settings: Settings, trainer: Mapping[str, Any], **facts: Any) -> Iterator[Snippet]:
-    """Yield the settings in each language of a trainer's table, with `facts` that all blocks share.
-
-    Settings that belong in a file of their own come first.
-    """
+    """Yield the settings in each language of a trainer's table, those of a file of its own first."""
     apart = {key: value for key, value in settings.items() if "/" in key}
     if apart:
         file = next(iter(apart)).partition("/")[0]
