@@ -133,10 +133,10 @@ def _reader(out: Readout, sums: Table) -> Reader:
 def _groups(out: Readout) -> list[Group]:
     """Return the groups of steps, rising; none of a dump without steps."""
     found, tables = list[Group](), out.state.tables
-    for first, sums in tables["by_step"].by_place().items() if "by_step" in tables else ():
-        products = tables["by_step.products"].by_place()[first].drawn(out.study.seed)
+    products = tables["by_step.products"].by_place() if "by_step" in tables else {}
+    for first, sums in tables["by_step"].by_place().items() if products else ():
         reader = _reader(out, sums)
-        reader = replace(reader, drawn={**reader.drawn, **products})
+        reader = replace(reader, drawn={**reader.drawn, **products[first].drawn(out.study.seed)})
         found.append(Group(first, first + sums.width - 1, sums, reader))
     return found
 

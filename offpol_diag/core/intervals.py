@@ -151,7 +151,7 @@ ABOVE_MINUS_ONE = Range(low=-1.0)
 SHARE = Range(0.0, 1.0)
 CORRELATION = Range(-1.0, 1.0)
 AS_SEEN = Range(seen=True)
-"""Range of a mean whose values lie in a range that only the dump tells, as rewards of 0 and 1 do."""
+"""Range of a mean of values whose range is known from the dump alone, such as rewards of 0 and 1."""
 
 
 def intervals(values: Array, groups: Groups, within: Sequence[Range]) -> list[Ends | None]:
@@ -162,9 +162,9 @@ def intervals(values: Array, groups: Groups, within: Sequence[Range]) -> list[En
     errors, freedom = groups.errors(values)
     halves = (quantile(freedom) * errors).tolist()
     result: list[Ends | None] = []
-    for value, half, row, own in zip(values[:, 0].tolist(), halves, values, within, strict=True):
-        ends = own.around(value, half) if math.isfinite(half) else None
-        if ends and own.seen:  # no further than the furthest replicate
+    for value, half, row, bounds in zip(values[:, 0].tolist(), halves, values, within, strict=True):
+        ends = bounds.around(value, half) if math.isfinite(half) else None
+        if ends and bounds.seen:  # no further than the furthest replicate
             ends = max(ends[0], float(np.nanmin(row))), min(ends[1], float(np.nanmax(row)))
         result.append(ends)
     return result
@@ -274,7 +274,7 @@ def missing(row: Formula, columns: list[str]) -> Number:
 
 
 def known(blank: Number, value: float, ends: Ends | None = None) -> Number:
-    """Give a Number its value and interval, or say why it has none: NaN or an infinity."""
+    """Give a Number its value and interval, or the reason why it has none: it is NaN or infinite."""
     if not math.isfinite(value):
         nothing = "undefined for this dump (nothing to average over)"
         return replace(blank, unknown=nothing if math.isnan(value) else "overflows float64")

@@ -235,8 +235,8 @@ class Sample:
         place[by_group] = count - np.maximum.accumulate(np.where(new, count, 0))
         whole = np.ones(len(order), np.bool_)
         for one in np.flatnonzero(np.bincount(step, lengths + EACH, STEPS) < self.costs):
-            own = np.unique(group[step == one])
-            whole &= (step != one) | (group != own[-1]) | (len(own) < 2)
+            groups = np.unique(group[step == one])
+            whole &= (step != one) | (group != groups[-1]) | (len(groups) < 2)
         at = np.argsort(order, kind="stable")
         found = replace(self, scalars=self.scalars | {PLACE: place.tolist()})._at(at[whole[at]])
         return replace(found, scalars={name: [*map(_plain, x)] for name, x in found.scalars.items()})

@@ -231,7 +231,7 @@ def running(
     """Start an engine: local, or ray.
 
     Raises:
-        UsageError: no engine is called so, or threads are asked for where a cluster says how many.
+        UsageError: the engine is unknown, or a number of threads is given for a cluster.
     """
     if engine == "local":
         return nullcontext(Threads(threads, progress))

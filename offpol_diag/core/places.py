@@ -43,7 +43,7 @@ class By:
         name: of its table and in results.
         title: on the page.
         places: of each token, [T], or sequence, [S]: its label's index, or `len(labels)` for none; without
-            labels, values of a column. None where the dump does not tell.
+            labels, values of a column. None where the dump lacks it.
         labels: of the places.
         alike: whether neighbouring tokens mostly share a place.
         fewest: places below which the axis is not shown.
@@ -156,7 +156,7 @@ def _cut(terms: Terms) -> tuple[Pieces, Pieces]:
     batch = terms.tokens.batch
     row = np.repeat(np.arange(batch.sequences), batch.lengths)
     places = {by: at for by in OF_TOKENS if (at := by.places(batch)) is not None}
-    x = {
+    tokens = {
         "log_ratio": terms.log_ratio,
         "k3": terms.k3,
         "ratio_minus_1": terms.ratio_minus_1,
@@ -171,9 +171,9 @@ def _cut(terms: Terms) -> tuple[Pieces, Pieces]:
     for codes in (row, *alike.values()):
         new[1:] |= codes[1:] != codes[:-1]
     starts = np.flatnonzero(new)
-    sums = {name: np.add.reduceat(one, starts) if len(starts) else one for name, one in x.items()}
+    sums = {name: np.add.reduceat(x, starts) if len(starts) else x for name, x in tokens.items()}
     runs = Pieces(row[starts], {name: at[starts] for name, at in alike.items()}, sums)
-    return runs, Pieces(row, {by.name: at for by, at in places.items() if not by.alike}, x)
+    return runs, Pieces(row, {by.name: at for by, at in places.items() if not by.alike}, tokens)
 
 
 def observe(
@@ -193,14 +193,14 @@ def observe(
         group_by: scalar columns that are axes too.
     """
     batch, tables = terms.tokens.batch, dict[str, Table]()
-    own = {name: columns[name if name in SHARED else terms.drift.prefix + name] for name in COLUMNS}
+    of_rows = {name: columns[name if name in SHARED else terms.drift.prefix + name] for name in COLUMNS}
     for by in of_sequences(group_by):
         at, most = by.places(batch), 0
         if at is not None and not by.labels:
             texts = {value: label(value) for value in set(at)}
             at, most = [texts[value] for value in at], 0 if by.name == STEP else MOST_PLACES
         if at is not None:
-            tables[PREFIX + by.name] = Table.of({**own, **more.get(by.name, {})}, buckets, at, most=most)
+            tables[PREFIX + by.name] = Table.of({**of_rows, **more.get(by.name, {})}, buckets, at, most=most)
     labels, which = np.unique(buckets, return_inverse=True)
     for some in _cut(terms) if batch.tokens else ():
         for by in (by for by in OF_TOKENS if by.name in some.places):

@@ -136,17 +136,17 @@ def divided(sums: Mapping[str, Array], preset: Preset) -> dict[str, Array]:
     its digits where the other is precise.
     """
     prefix = f"{preset.name}|"
-    own = {name.removeprefix(prefix): x for name, x in sums.items() if name.startswith(prefix)}
-    f = norm_factor(own.pop("norm"), own.pop("norm_units"))
-    near, kept, left, rest = np.abs(f - 1) < 0.5, own["kept"], own["left"], 1 - f
-    found = own | {name: own[name] / f for name in ("w", "v")}
-    found |= {name: own[name] / f**2 for name in ("ww", "vv")}
-    found["w1"] = np.where(near, (own["w1"] + kept * rest) / f, found["w"] - kept)
-    about_1 = (own["w11"] + 2 * rest * own["w1"] + kept * rest**2) / f**2
+    raw = {name.removeprefix(prefix): x for name, x in sums.items() if name.startswith(prefix)}
+    f = norm_factor(raw.pop("norm"), raw.pop("norm_units"))
+    near, kept, left, rest = np.abs(f - 1) < 0.5, raw["kept"], raw["left"], 1 - f
+    found = raw | {name: raw[name] / f for name in ("w", "v")}
+    found |= {name: raw[name] / f**2 for name in ("ww", "vv")}
+    found["w1"] = np.where(near, (raw["w1"] + kept * rest) / f, found["w"] - kept)
+    about_1 = (raw["w11"] + 2 * rest * raw["w1"] + kept * rest**2) / f**2
     found["w11"] = np.where(near, about_1, found["ww"] - 2 * found["w"] + kept)
-    found["v11"] = np.where(near, (own["v11"] + left * rest * (1 + f)) / f**2, found["vv"] - left)
+    found["v11"] = np.where(near, (raw["v11"] + left * rest * (1 + f)) / f**2, found["vv"] - left)
     if multiplies_loss(preset):
-        found |= {name: own[name] / f for name in ("loss", "loss_mean") if name in own}
+        found |= {name: raw[name] / f for name in ("loss", "loss_mean") if name in raw}
     return {prefix + name: x for name, x in found.items()}
 
 
@@ -280,8 +280,8 @@ def idle(preset: Preset) -> frozenset[str]:
 def numbers(reader: Reader, preset: Preset) -> Numbers:
     """Read the numbers of a preset that are made of sums; those of its loss where it has one."""
     rows = [*ROWS, *(LOSSES if f"{preset.name}|loss" in reader.drawn else ())]
-    own = [(row_of(row, preset), f"{preset.name}|") for row in rows]
-    return {row.name: number for row, number in zip(rows, reader.all(own), strict=True)}
+    prefixed = [(row_of(row, preset), f"{preset.name}|") for row in rows]
+    return {row.name: number for row, number in zip(rows, reader.all(prefixed), strict=True)}
 
 
 def row_of(row: Formula, preset: Preset) -> Formula:

@@ -162,10 +162,10 @@ class Sums(Evaluator):
             w, ww, w1, w11, weighted = kept, kept, self.none, self.none, kept
             smallest = largest = self.one
         else:  # all tokens of a sequence share its weight
-            smallest = largest = own = self.weight(policy, weight)
-            w, w1 = own * kept, (own - 1.0) * kept
-            ww, w11 = own * w, (own - 1.0) * w1
-            weighted = kept * floats(own != 0.0) if may_be_zero(weight) else kept
+            smallest = largest = of_each = self.weight(policy, weight)
+            w, w1 = of_each * kept, (of_each - 1.0) * kept
+            ww, w11 = of_each * w, (of_each - 1.0) * w1
+            weighted = kept * floats(of_each != 0.0) if may_be_zero(weight) else kept
         found = {"w": w, "ww": ww, "w1": w1, "w11": w11, "weighted": weighted}
         v, away = w / self.sequences.at_least_1, (w1 + kept - self.sequences.n) / self.sequences.at_least_1
         found |= {"v": v, "vv": v * v, "v11": away * (away + 2.0) * left}
