@@ -33,8 +33,7 @@ TINTS = {"good": "#2f9e6a", "info": "#e0b43c", "warn": "#e07a3c", "bad": "#d6384
 HEIGHT, WITH_TITLE = 250, 320
 """Pixels of a chart on the page, which sets the title as a heading, and of a figure that has it inside."""
 MARKED, REACH = 20, 1.5
-"""Points up to which a line marks each; factor below the smallest K3 at which its axis ends, as intervals may
-reach towards 0."""
+"""Points up to which a line marks each; factor below the smallest K3 at which its axis ends."""
 FEW, FACTOR_2, GROWS = 30, math.log(2), 2.0
 """Tokens below which a mean is not drawn; |Δ| of a factor of 2; growth of K3 at one lag that is a finding."""
 
@@ -194,8 +193,7 @@ def by_step(result: Result) -> Chart | None:
     x, axis = steps.first, steps_axis(steps.first)
     panels = [k3_panel("training step", [curve(x, k3, "", BLUE)], axis)]
     if ess := steps.series.get("ess_tokens"):
-        line = curve(x, ess, "", TEAL)
-        panels.append(Panel("training step", "ESS of raw ratios", [line], axis, SHARE))
+        panels.append(Panel("training step", "ESS of raw ratios", [curve(x, ess, "", TEAL)], axis, SHARE))
     if reward := steps.series.get("reward"):
         panels.append(Panel("training step", "mean reward", [curve(x, reward, "", PURPLE)], axis))
     return chart("by_step", title, *panels)
@@ -210,8 +208,7 @@ def by_lag(result: Result) -> Chart | None:
     known = [(step, at.value, k3) for step, at, k3 in rows if at.value is not None and k3.value]
     if len({at for _, at, _ in known}) < 2:
         return None
-    # steps of equal lag stand beside each other, in their order
-    x = [at + 0.3 * (i / len(known) - 0.5) for i, (_, at, _) in enumerate(known)]
+    x = [at + 0.3 * (i / len(known) - 0.5) for i, (_, at, _) in enumerate(known)]  # equal lags side by side
     text = [f"step {step}, lag {rounded(at)}: {format_number(k3)}" for step, at, k3 in known]
     points = curve(x, [k3 for _, _, k3 in known], "", BLUE, mode="markers", text=text)
     title = "K3 by policy lag"

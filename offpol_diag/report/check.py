@@ -35,18 +35,16 @@ def answer(found: Checked) -> Answer:
     header, metrics = ("metric", "differs", "logged", "the dump says", "off"), counted(len(rows), "metric")
     sentence, wrong = f"all {metrics} at {steps} are what the dump says, to float32", found.different
     if wrong:
-        first = [row.first for row in wrong if row.first is not None]
-        since = f", from step {min(first)} on" if first else ""
-        at = f" at step {wrong[0].worst}" if first else ""
-        sentence = f"{len(wrong)} of {metrics} differ{'s' * (len(wrong) == 1)}{since}"
-        sentence += f" ({wrong[0].name} by {rows[0][-1]}{at})"
-    unpaired = {f"{found.trainer} logs nothing of the name": found.unknown}
-    unpaired["No single curve has the name of"] = found.unmatched
-    remarks = [
-        f"{text} {listed([*names[:4], *['more'] * (len(names) > 4)])}."
-        for text, names in unpaired.items()
-        if names
-    ]
+        first = [row.first for row in wrong if row.first is not None]  # none of a dump without steps
+        sentence = f"{len(wrong)} of {metrics} differ{'s' * (len(wrong) == 1)}"
+        sentence += f", from step {min(first)} on" if first else ""
+        sentence += f" ({wrong[0].name} by {rows[0][-1]}{f' at step {wrong[0].worst}' if first else ''})"
+    remarks = []
+    for text, names in (
+        (f"{found.trainer} logs nothing of the name", found.unknown),
+        ("No single curve has the name of", found.unmatched),
+    ):
+        remarks += [f"{text} {listed([*names[:4], *['more'] * (len(names) > 4)])}."] if names else []
     return Answer(
         f"{about}, {found.preset}, {', '.join(PurePath(file).name for file in found.logged)}",
         "Different" if wrong else "Equal",

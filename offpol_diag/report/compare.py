@@ -44,14 +44,13 @@ def of_presets(result: Result, found: Comparison) -> Answer:
         dropped_by_length(result, able),
     )
     ess = [f"{name} {format_number(able[name].get('ess_tokens', Number()))}" for name in shown[:IN_SENTENCE]]
-    bug = result.is_bug
     diagnosed = result.diagnosis.headline if result.diagnosis else ""
     return of_dump(result, *((f"Not computed: {'; '.join(lacking)}.",) if lacking else ()))(
-        "Bug" if bug else "",
-        diagnosed.rstrip(".") if bug else f"ESS of tokens: {', '.join(ess)}",
-        "bad" if bug else "info",
-        more="Fix it before a correction is chosen." if bug else "",
-        facts=(Fact("Bug?", diagnosed),) if diagnosed and not bug else (),
+        "Bug" if result.is_bug else "",
+        diagnosed.rstrip(".") if result.is_bug else f"ESS of tokens: {', '.join(ess)}",
+        "bad" if result.is_bug else "info",
+        more="Fix it before a correction is chosen." if result.is_bug else "",
+        facts=(Fact("Bug?", diagnosed),) if diagnosed and not result.is_bug else (),
         tables=tuple(table for table in tables if table.rows),
     )
 

@@ -16,10 +16,10 @@ def catalogue(presets: Mapping[str, Preset], default: Collection[str]) -> Iterat
     for kind, text in words.KINDS.items():
         rows = []
         for name, one in presets.items():
-            corrects = bool(one.weight or one.reject or one.veto)
-            usual = corrects and (one.policy, one.loss) == ("old", "ppo_clip")
-            does = [words.method(one)] * corrects + [words.loss(one)] * (not usual)
             if one.kind == kind:
+                corrects = bool(one.weight or one.reject or one.veto)
+                usual = corrects and (one.policy, one.loss) == ("old", "ppo_clip")
+                does = [words.method(one)] * corrects + [words.loss(one)] * (not usual)
                 rows.append((f"{name} {'*' * (name in default)}".ljust(width), "; ".join(does)))
         if rows:
             yield Table(kind, "", (kind, text), rows)

@@ -25,10 +25,9 @@ def answer(result: Result, found: Sweep) -> Answer:
     values = {
         key: [point.numbers.get(key, Number()).value or 0.0 for point in found.points] for key in COLUMNS
     }
-    shown = list[str]()  # those that vary and equal none before: without weights, ESS is what is kept
-    for key in COLUMNS:
-        if len({*values[key]}) > 1 and values[key] not in [values[other] for other in shown]:
-            shown.append(key)
+    varying = [key for key in COLUMNS if len({*values[key]}) > 1]
+    # without weights, ESS is what is kept: of equal columns the first is shown
+    shown = [key for i, key in enumerate(varying) if values[key] not in map(values.get, varying[:i])]
     keeps_all = {*values["tokens_weighted"]} == {1.0}
     key = "ess_tokens" if keeps_all else "tokens_weighted"
     points = thinned(found.points, values[key])
