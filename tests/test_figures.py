@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from factory import make_summary
 
 import offpol_diag
 from offpol_diag.errors import UsageError
@@ -32,6 +31,8 @@ CHARTS |= {"collapse": TEN, "runs": {"runs_by_step"}}
 def result(name):
     if name == "runs":
         return offpol_diag.compare(SAMPLES / "stale.parquet", SAMPLES / "quantized.parquet", device="cpu")
+    if name == "presets":
+        return offpol_diag.compare(SAMPLES / "healthy.parquet", presets="token_is,seq_mis", device="cpu")
     return offpol_diag.analyze(SAMPLES / f"{name}.parquet", presets="token_is,seq_mis,geo_rs", device="cpu")
 
 
@@ -105,9 +106,8 @@ def test_no_chart_of_thresholds_is_drawn_beside_a_bug():
 
 
 def test_a_log_axis_holds_all_values_and_no_interval_that_reaches_towards_0_stretches_it():
-    wide = [Number(value=1.0, interval=(1e-9, 2.0)), Number(value=20.0, interval=(10.0, 30.0))]
-    panel = k3_panel("step", [curve([0, 1], wide, "", BLUE)], {})
-    low, high = (10**end for end in panel.y["range"])
+    wide = [Number(1.0, (1e-9, 2.0)), Number(20.0, (10.0, 30.0))]
+    low, high = (10**end for end in k3_panel("step", [curve([0, 1], wide, "", BLUE)], {}).y["range"])
     assert 0.1 < low < 1 < 30 < high < 50
 
 
@@ -173,10 +173,7 @@ def test_odd_series_give_figures_that_plotly_takes(name):
 
 
 def test_an_unknown_figure_is_named_with_what_there_is():
-    for found, hint in (
-        (result("collapse"), "did you mean by_step"),
-        (make_summary(charts={}).model_copy(update={"axes": {}}), "there are none"),
-    ):
+    for found, hint in ((result("collapse"), "did you mean by_step"), (result("presets"), "there are none")):
         with pytest.raises(UsageError, match='the result has no figure "by_stp"') as refused:
             found.figure("by_stp")
         assert hint in refused.value.hint

@@ -426,7 +426,7 @@ def test_the_markdown_of_many_bounds_has_60_lines_with_the_failures_first():
 
 
 def test_junit_lists_every_bound_as_a_test_and_holds_whatever_a_name_says():
-    nasty = 'a < b && "c" ]]> \x00\x1b[31m \ud7ff\ud800 é\n<!-- -->'
+    nasty = 'a < b && "c" ]]> \x00\x1b[31m \ud7ff\ud800\ufffe é\n<!-- -->'
     bad = BAD.model_copy(update={"reason": nasty})
     (suite,) = JUnitXml.fromstring(junit(make_summary(gates=[bad, ABSENT, BOTH, FINE])).encode())
     assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (4, 1, 1, 0)
