@@ -330,10 +330,9 @@ def report(
 def _opened(what: What, how: Mapping[str, Any]) -> Iterator[Dump]:
     """Yield what is given as a dump; what lies in memory has its type as the name of its file."""
     from offpol_diag.dump.convert import in_files, open_dump
-    from offpol_diag.run.threads import TOKENS
 
     asked = {"columns": pairs(how.get("columns")) or None, "on_bad_row": how.get("on_bad_row", "error")}
-    asked |= {"batch_tokens": TOKENS, "group_by": words(how.get("group_by"))}
+    asked |= {"group_by": words(how.get("group_by"))}
     with in_files(what) as (paths, label):
         dump = open_dump(paths, **asked)
         dump.given = () if label else tuple(map(clean, paths))

@@ -10,15 +10,13 @@ from offpol_diag.dump.convert import open_dump
 from offpol_diag.dump.read import Dump
 from offpol_diag.printable import clean
 from offpol_diag.result import Result
-from offpol_diag.run.threads import TOKENS
 
 OPENING = ("columns", "on_bad_row", "batch_tokens")
 
 
 def opened(sources: str | Path | Sequence[str | Path], **how: Any) -> Dump:
-    """Open files as one dump; batches have as many tokens as an analysis gives them."""
+    """Open files as one dump, as an analysis does."""
     named = [str(one) for one in ([sources] if isinstance(sources, str | Path) else sources)]
-    how["batch_tokens"] = how.get("batch_tokens") or TOKENS
     dump = open_dump(named, **how)
     dump.given = tuple(map(clean, named))
     return dump

@@ -32,8 +32,8 @@ READ_ERRORS = (pa.ArrowException, OSError, ValueError)
 """What pyarrow raises on damaged files: OSError from codecs, ValueError from text."""
 BUFFER = 1 << 20
 """Bytes of a column per read of a local file; remote row groups are fetched with all columns at once."""
-BATCH = 5 << 15
-"""Tokens per batch, and decoded at once, unless others are asked for, or a sequence is longer."""
+BATCH = 1 << 17
+"""Tokens per batch: a balance between its fixed cost, memory, and an even share for each thread."""
 MOST_ROWS = 1 << 13
 """Most sequences per table, and per batch: what is computed of each takes memory however short it is."""
 RECYCLED = (32 << 20) - (64 << 10)
@@ -343,7 +343,7 @@ def open_dump(
         provenance={key: values[0] if len(values) == 1 else values for key, values in provenance.items()},
         groups=[(one, group) for one in filled for group in one.groups],
         skip=on_bad_row == "skip",
-        batch_tokens=max(1, batch_tokens),
+        batch_tokens=batch_tokens,
         long=long,
     )
 

@@ -26,8 +26,6 @@ import numpy as np
 from offpol_diag.dump.batch import Batch
 from offpol_diag.dump.read import Dump, Progress
 
-TOKENS = 1 << 17
-"""Tokens per batch, a balance between its fixed cost, memory, and an even share for each thread."""
 GROUP, MEMORY = Path("/sys/fs/cgroup"), Path("/proc/meminfo")
 ONE_HEAP = (-8, 1)
 """glibc's M_ARENA_MAX, and its value with which another thread can use what one has freed."""
