@@ -186,12 +186,6 @@ BANDS = {
     "chi2_sequence": _CHI2,
 }
 """Name → its bands, best first."""
-REGIMES = (
-    ("mult_prob_error", "–", "above 1.05", "any; to be investigated", "NeMo-RL, GRPO guide"),
-    ("prob_diff_mean", "–", "above 0.01", "any; precision problem", "verl FAQ"),
-    ("pearson", "–", "0.999", "Qwen3-30B-A3B (MoE), healthy run", "Dynamo + verl recipe notes"),
-)
-"""Published observations: number, band, range, regime and source; those of K3 are in data/floors.toml."""
 TONES: dict[str, Tone] = {
     **dict.fromkeys(("typical", "good", "reliable"), "good"),
     **dict.fromkeys(("elevated", "fair"), "info"),

@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from offpol_diag.number import Number
@@ -23,7 +23,6 @@ def parsed(text: str) -> float:
 
 @given(FINITE, FINITE, FINITE, UNITS)
 @example(0.0, 0.0, 5e-324, "")
-@example(0.0, -1.7e308, 1.7e308, "fraction")
 @example(1.7e308, 1.7e308, 1.7e308, "fraction")
 def test_any_value_with_any_interval_has_a_text(value, low, high, unit):
     found = formatted(Number(value=value, interval=(low, high), unit=unit))
@@ -36,25 +35,6 @@ def test_a_measured_value_is_said_to_two_digits_and_a_bound_to_four(value, unit)
     measured = parsed(formatted(Number(value=value, unit=unit)).value)
     assert measured == pytest.approx(value, rel=0.051, **near)
     assert parsed(format_value(value, unit)) == pytest.approx(value, rel=6e-4, **near)
-
-
-@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e3))
-def test_a_value_is_said_to_what_its_interval_tells_apart(value, half):
-    text, interval = formatted(Number(value=value, interval=(value - half, value + half)))
-
-    four_decimals = 5.1e-5 if abs(value) >= 0.5 else 0.0  # no more are written from one half on
-    assert abs(parsed(text) - value) <= max(0.51 * half, 6e-6 * abs(value), four_decimals)
-    assert interval
-
-
-@given(st.floats(1e-6, 1e6), st.floats(0.11, 10), UNITS)
-def test_a_number_with_a_wide_interval_has_two_significant_digits(value, spread, unit):
-    found = formatted(Number(value=value, interval=(value * (1 - spread), value * (1 + spread)), unit=unit))
-    shown = parsed(found.value)
-    assume("%" not in found.value or abs(value - 1) > 0.051)  # which is not rounded to 100%
-    assert shown == pytest.approx(float(f"{shown:.1e}"), rel=1e-9)
-    if spread < 1:  # an interval around 0 may take the second digit
-        assert shown == pytest.approx(value, rel=0.0501)
 
 
 @given(st.floats(1e-9, 1e3), st.floats(-17, 0), UNITS)

@@ -120,5 +120,5 @@ FLOORS = tuple(Floor(**row) for row in tomllib.loads(_TEXT)["floor"])
 
 
 def observed() -> list[tuple[str, str, str, str, str]]:
-    """Return the rows as those of `metrics.REGIMES`: number, band, range, regime and source."""
+    """Return the rows as number, band, range, regime and source."""
     return [("k3", "–", f"{one.low:g} to {one.high:g}", one.regime, one.source) for one in FLOORS]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from offpol_diag import files
 from offpol_diag.diagnosis.metadata import observed
 from offpol_diag.errors import UsageError, install
-from offpol_diag.metrics import BANDS, REGIMES
+from offpol_diag.metrics import BANDS
 from offpol_diag.number import Number
 from offpol_diag.numerals import counted, rounded
 from offpol_diag.printable import printable
@@ -83,7 +83,7 @@ def _bands() -> Table:
         rows.append((metric, band.name, span, band.regime, band.source))
     header = ("number", "band", "range", "regime", "source")
     caption = "Where the bands come from; a value is only comparable within its regime"
-    return Table("bands", caption, header, [*rows, *observed(), *REGIMES], shown="page")
+    return Table("bands", caption, header, [*rows, *observed()], shown="page")
 
 
 def _dump(summary: Result, tables: Sequence[Table]) -> Part:
