@@ -74,8 +74,8 @@ def doubted(number: Number) -> bool:
 def format_number(number: Number) -> str:
     """Format a number for a sentence: `16% [0.86%, 80%], unreliable`."""
     value, interval = formatted(number)
-    said = " ".join(part for part in (value.removesuffix("*"), interval) if part)
-    return f"{said}, unreliable" if number.value is not None and doubted(number) else said
+    text = f"{value.removesuffix('*')} {interval}".rstrip()
+    return f"{text}, unreliable" if number.value is not None and doubted(number) else text
 
 
 def rounded(value: float | None, unit: str = "") -> str:

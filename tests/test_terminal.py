@@ -69,7 +69,7 @@ def at(monkeypatch):
     return drawn
 
 
-def said(summary):
+def text_of(summary):
     return " ".join(terminal(summary).split())
 
 
@@ -125,7 +125,7 @@ def test_beside_a_bug_no_correction_is_shown(results):
     for name in BUGS:
         assert terminal(results[name]).splitlines()[2].startswith("BUG: ")
         for words in ("with a weight", "recommended", "seq_mis", "TIS"):
-            assert words not in said(results[name])
+            assert words not in text_of(results[name])
 
 
 BANDED = ("good", "fair", "low", "typical", "elevated")
@@ -138,7 +138,7 @@ def test_a_heavy_tail_is_told_once_and_leaves_its_numbers_without_a_band(results
     assert [(tile.key, tile.band, tile.tone) for tile in starred if tile.band or tile.tone] == []
     assert {"ess_tokens", "chi2_token"} <= {tile.key for tile in starred} or name == "healthy"
     assert all(tile.band for tile in found.tiles if tile.key == "k3")
-    assert said(results[name]).count("Heavy tail") == (name != "healthy")
+    assert text_of(results[name]).count("Heavy tail") == (name != "healthy")
     assert not any("*" in one.text for one in found.facts)
     for one in (at(results[name], 160, verbose=True), markdown(results[name])):
         rows = [
@@ -224,10 +224,10 @@ def test_smaller_updates_are_asked_for_where_k3_grows_at_one_lag_and_nowhere_els
     lag = summary.charts.lag.model_copy(update={"growth": None})
     other = summary.model_copy(update={"charts": summary.charts.model_copy(update={"lag": lag})})
 
-    assert "Make updates smaller: a lower learning rate" in said(summary)
-    assert "Resume from before step 4" in said(other)
-    assert "smaller" not in said(other)
-    assert "At the source: fewer steps between weight syncs." in said(other)
+    assert "Make updates smaller: a lower learning rate" in text_of(summary)
+    assert "Resume from before step 4" in text_of(other)
+    assert "smaller" not in text_of(other)
+    assert "At the source: fewer steps between weight syncs." in text_of(other)
 
 
 def test_beside_a_bug_and_open_causes_a_run_is_resumed_only_where_that_helps(results):

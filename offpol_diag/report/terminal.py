@@ -67,7 +67,8 @@ def terminal(
     top, bottom = _top(answer, width, verbose), _bottom(answer, width, verbose)
     tiles = _table(answer.numbers, console, short=not verbose) if answer.tiles else []
     shown = ("always", "more") if verbose else () if tiles else ("always",)
-    tables = [row for one in answer.tables if one.rows and one.shown in shown for row in _table(one, console)]
+    drawn = [one for one in answer.tables if one.rows and one.shown in shown]
+    below = [row for one in drawn for row in _table(one, console)]
     facts: list[Paragraph] = [
         (one.label, SENTENCES.split(one.text), one.lines if verbose else ())
         for one in answer.facts
@@ -79,7 +80,7 @@ def terminal(
         for _, sentences, _ in reversed(facts):
             while len(sentences) > 1 and len(_facts(facts, width)) > room:
                 sentences.pop()
-    return _drawn([*top, *_facts(facts, width), *tiles, *tables, *bottom], console)
+    return _drawn([*top, *_facts(facts, width), *tiles, *below, *bottom], console)
 
 
 def tables(found: Iterable[str | Table]) -> str:
