@@ -1,10 +1,15 @@
 """Dumps with a known fault: tokens really drawn from softmax policies, then logged rightly or wrongly."""
 
+import json
+from functools import partial
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-SEQUENCES, LENGTH, WORDS, GROUP = 300, 60, 40, 4
+from tests.reading import analyze
+
+WORDS = 40
 
 
 def log_softmax(x):
@@ -29,40 +34,6 @@ def nucleus(log_probs, top_p):
 
 def pick(log_probs, tokens):
     return np.take_along_axis(log_probs, tokens[..., None], -1)[..., 0]
-
-
-def dump(path, fault="none", noise=0.1, seed=0):
-    """Write a dump with `fault` and return its path as text.
-
-    none: rollout logits differ from the trainer's by Gaussian noise.
-    raw: sampled at temperature 0.7, logged at 1.
-    trainer: sampled and logged at temperature 0.7, the trainer's at 1.
-    nucleus: top-p 0.9 on the rollout side only.
-    shift: old is off by one token.
-    first: the first token's old is wrong.
-    """
-    rng = np.random.default_rng(seed)
-    shape = (SEQUENCES, LENGTH, WORDS)
-    trainer = rng.normal(size=shape) * rng.choice([1.0, 3.0], size=(SEQUENCES, LENGTH, 1))
-    engine = trainer + noise * rng.normal(size=shape)
-    cold = log_softmax(engine / 0.7)
-    sampled = {"raw": cold, "trainer": cold, "nucleus": nucleus(log_softmax(engine), 0.9)}
-    sampled = sampled.get(fault, log_softmax(engine))
-    tokens = draw(sampled, rng)
-    logged = log_softmax(engine) if fault == "raw" else sampled
-    old_policy = log_softmax(trainer / 0.7) if fault == "raw" else log_softmax(trainer)
-    rollout, old = pick(logged, tokens), pick(old_policy, tokens)
-    if fault == "shift":
-        old = np.roll(old, 1, axis=1)
-    if fault == "first":
-        old[:, 0] = np.log(0.02)
-    table = {
-        "rollout_log_probs": list(rollout.astype(np.float32)),
-        "old_log_probs": list(old.astype(np.float32)),
-        "group_id": pa.array(np.arange(SEQUENCES) // GROUP),
-    }
-    pq.write_table(pa.table(table), path)
-    return str(path)
 
 
 PROMPTS, ANSWERS = 40, 8
@@ -183,3 +154,47 @@ def columns(rows):
         if (x := getattr(rows, key)) is not None
     }
     return {**lists, **rows.scalars}
+
+
+def seeded(i=7):
+    return np.random.default_rng(i)
+
+
+def fault(name, other, change):
+    """Make a fault: the named column becomes `change` of (row, its values, the other column's, token ids)."""
+
+    def made(given):
+        rows = zip(given[name], given[other], given["token_ids"], strict=True)
+        return given | {name: [change(i, *row) for i, row in enumerate(rows)]}
+
+    return made
+
+
+old = partial(fault, "old_log_probs", "rollout_log_probs")
+rollout = partial(fault, "rollout_log_probs", "old_log_probs")
+
+
+def write(path, given, recorded=None, drop=("entropy", "sampled")):
+    """Write a dump without some columns, with what its metadata records; return its path."""
+    table = pa.table(given)
+    table = table.select([name for name in table.column_names if name not in drop])
+    metadata = {"offpol_diag": json.dumps(recorded)} if recorded else None
+    pq.write_table(table.replace_schema_metadata(metadata), path)
+    return str(path)
+
+
+def diagnosed(tmp_path, given, **how):
+    return analyze([write(tmp_path / "d.parquet", given, **how)], presets=()).diagnosis
+
+
+def bugs(found):
+    return [one.id for one in found.causes if one.kind == "bug"]
+
+
+def dump(path, name):
+    """Write a dump whose train column is shifted, or whose engine logs raw log-probs; return its path."""
+    policy = Policy()
+    cold = colder(0.7, policy)
+    raw = partial(responses, lambda t: cold, cold, logged=policy)
+    right = partial(responses, lambda t: policy, policy)
+    return write(path, raw() if name == "raw" else old(lambda i, p, q, ids: np.roll(p, 1))(right()))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from functools import cache
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from faults import Policy
 from faults import responses as sampled
@@ -23,7 +20,6 @@ from offpol_diag.diagnosis.registry import CAUSES
 from offpol_diag.diagnosis.rows import Rows, jittered
 from offpol_diag.report.words import filled
 from tests import faults
-from tests.reading import analyze
 
 IDS = {one.id: one for one in CAUSES}
 SEEDS = range(5)
@@ -47,12 +43,10 @@ def healthy(seed):
     )
 
 
-def diagnosed(rows, path):
-    """Write rows as a dump, with what their metadata records, and diagnose it."""
-    said = {part.split(": ")[0]: part.split(": ")[1] for part in rows.metadata if part}
-    table = pa.table(faults.columns(rows)).replace_schema_metadata({"offpol_diag": json.dumps(said)})
-    pq.write_table(table, path)
-    return analyze([str(path)], presets=()).diagnosis
+def diagnosed(rows, tmp_path):
+    """Diagnose a dump of rows, with what their metadata records."""
+    recorded = dict(entry.split(": ") for entry in rows.metadata if entry)
+    return faults.diagnosed(tmp_path, faults.columns(rows), recorded=recorded, drop=())
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -60,11 +54,9 @@ def diagnosed(rows, path):
 def test_a_fault_made_in_healthy_rows_is_named_first_and_no_bug_is_named_beside_it(tmp_path, name, seed):
     cause = IDS[name]
     rows = cause.make(healthy(seed), np.random.default_rng(seed))
-    found = diagnosed(rows, tmp_path / "d.parquet")
-    bugs = [one.id for one in found.causes if one.kind == "bug"]
-
+    found = diagnosed(rows, tmp_path)
     assert found.causes[0].id == name, found.headline
-    assert bugs == [name] * (cause.kind != "honest")
+    assert faults.bugs(found) == [name] * (cause.kind != "honest")
     assert all((found.causes[0].statistic, found.causes[0].statement))
     if found.causes[0].after:
         assert found.causes[0].after.k3 < 0.01
@@ -72,7 +64,7 @@ def test_a_fault_made_in_healthy_rows_is_named_first_and_no_bug_is_named_beside_
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_healthy_rows_are_no_bug(tmp_path, seed):
-    found = diagnosed(healthy(seed), tmp_path / "d.parquet")
+    found = diagnosed(healthy(seed), tmp_path)
     assert (found.verdict, [one.id for one in found.causes]) == ("healthy", ["numerics"])
 
 
@@ -80,7 +72,7 @@ def test_healthy_rows_are_no_bug(tmp_path, seed):
 @pytest.mark.parametrize("base", [2, 10])
 def test_a_logarithm_to_another_base_is_no_temperature_and_no_likeliest_token(tmp_path, side, base):
     rows = healthy(0)
-    found = diagnosed(replace(rows, **{side: getattr(rows, side) / np.log(base)}), tmp_path / "d.parquet")
+    found = diagnosed(replace(rows, **{side: getattr(rows, side) / np.log(base)}), tmp_path)
     assert (found.verdict, found.causes) == ("cannot_tell", [])
     assert "token for token" in found.headline
     assert f"to base {base}" in found.headline
@@ -96,17 +88,12 @@ def test_a_row_that_is_only_shifted_from_a_token_on_is_not_in_another_order(offs
     assert IDS["segment_order"].look(replace(rows, p=moved)) is None
 
 
-def half(rows, share):
-    """Return a finding in every second token, whose repair leaves a share of its mismatch."""
-    concerned = rows.index % 2 == 0
-    broken = replace(rows, p=np.where(concerned, rows.p - 0.5, rows.p))
-    mended = replace(rows, p=np.where(concerned, rows.p - 0.5 * share, rows.p))
-    return Found(IDS["boundary"], "", broken, concerned, mended)
-
-
 @pytest.mark.parametrize(("share", "helps"), [(0.0, True), (0.5, True), (0.95, False), (1.0, False)])
 def test_a_repair_has_to_bring_tokens_at_least_halfway_to_the_others(share, helps):
-    assert half(healthy(0), share).helps is helps
+    rows = healthy(0)
+    concerned = rows.index % 2 == 0
+    broken, repaired = (replace(rows, p=rows.p - x * concerned) for x in (0.5, 0.5 * share))
+    assert Found(IDS["boundary"], "", broken, concerned, repaired).helps is helps
 
 
 @pytest.mark.parametrize(("size", "excused"), [((0.3, 0.3), True), ((0.03, 0.3), False)])

@@ -9,10 +9,9 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from faults import Policy, anew, capped, colder, joined
+from faults import Policy, anew, bugs, capped, colder, diagnosed, joined, old, rollout, seeded, write
 from faults import responses as sampled
 from scipy import stats
 
@@ -38,39 +37,6 @@ def columns(name):
         for key in ("rollout_log_probs", "old_log_probs", "token_ids")
     }
     return found | {key: table[key] for key in ("step", "group_id", "policy_lag", "sequence_id")}
-
-
-def write(path, given, metadata=None, drop=("entropy", "sampled")):
-    table = pa.table(given)
-    kept = table.select([name for name in table.column_names if name not in drop])
-    pq.write_table(kept.replace_schema_metadata(metadata), path)
-    return str(path)
-
-
-def diagnosed(tmp_path, given, **options):
-    return analyze([write(tmp_path / "d.parquet", given, **options)], presets=()).diagnosis
-
-
-def bugs(found):
-    return [one.id for one in found.causes if one.kind == "bug"]
-
-
-def seeded(i=7):
-    return np.random.default_rng(i)
-
-
-def changed(name, other, change):
-    """Make a fault: the named column becomes `change` of (row, its values, the other column's, token ids)."""
-
-    def fault(given):
-        rows = zip(given[name], given[other], given["token_ids"], strict=True)
-        return given | {name: [change(i, *row) for i, row in enumerate(rows)]}
-
-    return fault
-
-
-old = partial(changed, "old_log_probs", "rollout_log_probs")
-rollout = partial(changed, "rollout_log_probs", "old_log_probs")
 
 
 def permuted(given):
@@ -400,34 +366,19 @@ UNSURE = np.where((INDEX < 16) | (KIND < 0.15), -seeded().exponential(1.5, 8000)
 SELDOM = np.where(KIND < 0.035, -2.0 - seeded().exponential(1.0, 8000), -1e-4)
 IDS = np.where(KIND < 0.02, 3, seeded(4).integers(10, 30, 8000))
 BEGIN = np.where((INDEX == 0) & (KIND < 0.5), 3, np.where(IDS == 3, 4, IDS))
+AT_3, HEAD = IDS == 3, INDEX < 16
 LOOKS = {
-    "the first token, of a mismatch of all": (Boundary, rows_of(np.where(INDEX < 1, 1.2, 0.8)), False),
-    "an id that an update moves a little": (
-        SpecialToken,
-        rows_of(0.25 * (IDS == 3), ids=IDS, policy_lag=1),
-        False,
-    ),
-    "the same at lag 0": (SpecialToken, rows_of(0.25 * (IDS == 3), ids=IDS, policy_lag=0), True),
-    "an id that is off by more": (SpecialToken, rows_of(2.0 * (IDS == 3), ids=IDS, policy_lag=1), True),
-    "an id that only begins responses": (
-        SpecialToken,
-        rows_of(np.where(INDEX < 1, 2, 0.02), ids=BEGIN),
-        False,
-    ),
-    "an id uncertain in certain text": (
-        SpecialToken,
-        rows_of(np.where(IDS == 3, 3, 1.8), SELDOM, IDS),
-        False,
-    ),
-    "others are right": (SpecialToken, rows_of(np.where(IDS == 3, 3, 0.1), SELDOM, IDS), True),
+    "one of a mismatch of all": (Boundary, rows_of(np.where(INDEX < 1, 1.2, 0.8)), False),
+    "moved a little by an update": (SpecialToken, rows_of(0.25 * AT_3, ids=IDS, policy_lag=1), False),
+    "the same at lag 0": (SpecialToken, rows_of(0.25 * AT_3, ids=IDS, policy_lag=0), True),
+    "off by more": (SpecialToken, rows_of(2.0 * AT_3, ids=IDS, policy_lag=1), True),
+    "an id that begins responses": (SpecialToken, rows_of(np.where(INDEX < 1, 2, 0.02), ids=BEGIN), False),
+    "one in doubt in certain text": (SpecialToken, rows_of(np.where(AT_3, 3, 1.8), SELDOM, IDS), False),
+    "others are right": (SpecialToken, rows_of(np.where(AT_3, 3, 0.1), SELDOM, IDS), True),
     "text that grows certain": (WrongContext, rows_of(2.5, UNSURE), False),
-    "what fades": (WrongContext, rows_of(np.where(INDEX < 16, 2.5, 0.25), UNSURE), True),
-    "an adapter that moves first tokens most": (
-        WrongContext,
-        rows_of(np.select([INDEX < 1, INDEX < 16], [2.6, 2.0], 0.45)),
-        False,
-    ),
-    "another prompt": (WrongContext, rows_of(np.select([INDEX < 1, INDEX < 16], [2.6, 2.0], 0.12)), True),
+    "what fades": (WrongContext, rows_of(np.where(HEAD, 2.5, 0.25), UNSURE), True),
+    "an adapter": (WrongContext, rows_of(np.select([INDEX < 1, HEAD], [2.6, 2.0], 0.45)), False),
+    "another prompt": (WrongContext, rows_of(np.select([INDEX < 1, HEAD], [2.6, 2.0], 0.12)), True),
 }
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.factory import DumpFile
-from tests.reading import analyze
+from tests.faults import diagnosed, seeded
 
 STEPS, ROWS, TOKENS = 8, 8, 40
 NAME = "weights_not_synced"
@@ -25,23 +24,18 @@ CASES = {
 
 
 def named(tmp_path, steps, engine, lag):
-    chance = np.random.default_rng(3)
-    with DumpFile(tmp_path / "dump.parquet") as dump:
-        for step in range(steps):
-            log = -chance.exponential(1.0, (ROWS, TOKENS)) - 0.05
-            columns = {} if lag is None else {"policy_lag": [lag] * ROWS}
-            dump.write(
-                rollout_log_probs=log,
-                response_mask=np.ones(log.shape, np.int8),
-                old_log_probs=log + chance.normal(0.0, 0.01, log.shape) * -np.expm1(log),
-                step=[step] * ROWS,
-                group_id=[f"{step}-{row // 2}" for row in range(ROWS)],
-                weight_digest_rollout=[engine(step)] * ROWS,
-                weight_digest_train=[f"w{step}"] * ROWS,
-                **columns,
-            )
-    found = analyze([str(tmp_path / "dump.parquet")], presets=(), threads=1).diagnosis
-    assert found is not None
+    """Return the bugs of a dump whose engine has a digest at each step."""
+    step = np.repeat(np.arange(steps), ROWS)
+    log = -seeded(3).exponential(1.0, (len(step), TOKENS)) - 0.05
+    given = {
+        "rollout_log_probs": list(log),
+        "old_log_probs": list(log + seeded(4).normal(0.0, 0.01, log.shape) * -np.expm1(log)),
+        "step": step,
+        "group_id": np.arange(len(step)) // 2,
+        "weight_digest_rollout": [engine(one) for one in step.tolist()],
+        "weight_digest_train": [f"w{one}" for one in step],
+    }
+    found = diagnosed(tmp_path, given if lag is None else given | {"policy_lag": [lag] * len(step)})
     return [one for one in found.causes if one.kind == "bug"]
 
 

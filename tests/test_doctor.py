@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from drawn import markdown, terminal
-from factory import dump_facts, make_comparison, make_summary, recommendation
+from factory import make_summary, recommendation
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
@@ -83,19 +83,6 @@ def test_a_bug_comes_with_its_evidence_and_with_what_cannot_be_decided():
     for shown in (" ".join(drawn.split()), markdown(make_summary(diagnosis=BUG, gates=[]))):
         for said in ("1,200 of 2,000 tokens; 60 of 64 sequences", "position 7"):
             assert said in shown
-
-
-SOME = ({"diagnosis": HONEST}, {"diagnosis": None}, {"comparison": make_comparison()})
-
-
-@pytest.mark.parametrize("changes", SOME)
-@pytest.mark.parametrize("gated", [False, True])
-def test_skipped_rows_are_told_before_the_verdict(changes, gated):
-    skipped = dump_facts(skipped=10, skipped_examples=["a.parquet, row 7: NaN"])
-    summary = make_summary(dump=skipped, **changes, **({} if gated else {"gates": []}))
-    first = answered(summary).cautions[0]
-    assert first.startswith("10 rows skipped")
-    assert first.endswith("The first: a.parquet, row 7: NaN.")
 
 
 def test_while_it_is_a_bug_no_method_is_recommended():

@@ -64,7 +64,7 @@ def test_what_is_mended_agrees_to_rounding(found):
 
 def test_a_place_is_said_in_prompt_and_response_and_neither_side_is_accused(found):
     cause = found["n11_bf16_positions"].diagnosis.causes[0]
-    said = "Beyond about token 256 of prompt and response engine and trainer compute different things."
+    said = "Beyond about token 256 of prompt and response, engine and trainer compute different things."
     assert cause.statement == said
     assert "stands alone" in cause.confirm
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from faults import Policy, colder
+from faults import Policy, bugs, colder, diagnosed, old, rollout, seeded
 from faults import responses as sampled
 
 from offpol_diag.diagnosis.causes.ids import SpecialToken
 from offpol_diag.diagnosis.causes.values import Sentinel
 from offpol_diag.diagnosis.rows import Rows
-from tests.reading import analyze
 
 OLD = Policy()
 
@@ -26,30 +22,9 @@ def honest(size=0.0, temperature=1.0):
     return sampled(lambda t: colder(temperature, OLD.moved(size)), colder(temperature, OLD))
 
 
-def each(name, change, given=None):
-    """Return a dump with a column changed: `change` of (row, its values, the other column's)."""
-    given = given or honest()
-    other = "old_log_probs" if name == "rollout_log_probs" else "rollout_log_probs"
-    rows = zip(given[name], given[other], strict=True)
-    return given | {name: [np.float32(change(i, x, y)) for i, (x, y) in enumerate(rows)]}
-
-
-def rng(i):
-    return np.random.default_rng(i)
-
-
 def noisy(size):
     """Compute the trainer's log-probs with noise of its logits, anew for each sequence."""
-    return each("old_log_probs", lambda i, p, q: p - size * np.expm1(p) * rng(i).normal(size=len(p)))
-
-
-def diagnosed(tmp_path, given, *more, recorded=None):
-    names = ("rollout_log_probs", "old_log_probs", "token_ids", "group_id", *more)
-    table = pa.table({name: given[name] for name in names})
-    if recorded:
-        table = table.replace_schema_metadata({"offpol_diag": json.dumps(recorded)})
-    pq.write_table(table, tmp_path / "d.parquet")
-    return analyze([str(tmp_path / "d.parquet")], presets=()).diagnosis
+    return old(lambda i, p, q, ids: p - size * np.expm1(p) * seeded(i).normal(size=len(p)))(honest())
 
 
 def certain(share):
@@ -58,30 +33,27 @@ def certain(share):
     At a `share` of all tokens, whatever they are, 0.0 stands for a missing value.
     """
 
-    def change(i, q, p):
-        chance = rng(i)
+    def change(i, q, p, ids):
+        chance = seeded(i)
         zero = chance.random(len(q)) < 0.1
         doubt = -chance.exponential(0.4, len(q)) * (chance.random(len(q)) < 0.12) - 1e-4
         p[:] = np.where(zero, doubt, p)
         return np.where(zero | (chance.random(len(q)) < share), 0.0, q)
 
     given = honest(0.3)
-    return each(
-        "rollout_log_probs", change, given | {"old_log_probs": [x.copy() for x in given["old_log_probs"]]}
-    )
+    return rollout(change)(given | {"old_log_probs": [x.copy() for x in given["old_log_probs"]]})
 
 
 @pytest.mark.parametrize(("share", "causes"), [(0.0, []), (0.05, ["sentinel"])])
 def test_zeros_of_a_peaked_policy_are_no_sentinels(tmp_path, share, causes):
     """A missing value stands at tokens of all kinds; another model is seldom far off where one is certain."""
-    found = diagnosed(tmp_path, certain(share))
-    assert [one.id for one in found.causes if one.kind == "bug"] == causes
+    assert bugs(diagnosed(tmp_path, certain(share))) == causes
 
 
 @pytest.mark.parametrize(("lowest", "causes"), [(-1.45, []), (-6.0, ["wrong_mask"])])
 def test_a_token_that_truncated_sampling_left_alone_is_no_sentinel(lowest, causes):
     """Its log-prob is exactly 0.0; the trainer's is no further below it than below all others."""
-    chance, many = rng(0), 40 * 64
+    chance, many = seeded(0), 40 * 64
     q, alone = -chance.uniform(0.1, 3.0, many), np.arange(many) % 16 < 3
     q[alone] = 0.0
     p = q - np.where(alone, -chance.uniform(lowest, -0.5, many), chance.uniform(0.1, 1.5, many))
@@ -93,7 +65,7 @@ def test_a_token_that_truncated_sampling_left_alone_is_no_sentinel(lowest, cause
 @pytest.mark.parametrize(("around", "named"), [(0.04, True), (0.47, False)])
 def test_an_id_is_scored_differently_where_the_tokens_before_it_agree(around, named):
     """Where weights differ, some id differs most."""
-    chance, many = rng(0), 40 * 64
+    chance, many = seeded(0), 40 * 64
     ids = chance.integers(0, 31, many)
     q = np.where(ids == 5, -1.0, -3.0)
     p = q - np.where(ids == 5, 3.0, around * chance.choice([-1, 1], many))
@@ -106,11 +78,9 @@ def test_a_shift_behind_a_tools_answer_only_is_found(tmp_path, shift):
     """The mask has a hole of five tokens; what comes after it is shifted against the other column."""
     given = honest()
     masks = [(np.arange(len(q)) < 15) | (np.arange(len(q)) >= 20) for q in given["rollout_log_probs"]]
-    moved = each("old_log_probs", lambda i, p, q: np.append(p[:20], np.roll(p[20:], shift)))
-    found = diagnosed(
-        tmp_path, moved | {"response_mask": [x.astype(np.int8) for x in masks]}, "response_mask"
-    )
-    assert [one.id for one in found.causes if one.kind == "bug"] == ["off_by_one"] * shift
+    moved = old(lambda i, p, q, ids: np.append(p[:20], np.roll(p[20:], shift)))(given)
+    found = diagnosed(tmp_path, moved | {"response_mask": [x.astype(np.int8) for x in masks]})
+    assert bugs(found) == ["off_by_one"] * shift
 
 
 BF16 = {"rollout_dtype": "bfloat16"}
@@ -150,7 +120,7 @@ def late():
 @pytest.mark.parametrize("name", OTHERS)
 def test_two_models_are_told_where_no_weights_and_no_format_explain_it(tmp_path, name):
     told, make, recorded = OTHERS[name]
-    found = diagnosed(tmp_path, make(), "step", "policy_lag", recorded=recorded)
+    found = diagnosed(tmp_path, make(), recorded=recorded)
     assert ("model_differs" in [one.id for one in found.causes]) is told
     if told:
         assert "offpol-diag rescore" in found.causes[0].fix
@@ -164,9 +134,9 @@ STEEP = [1.4, 0.7, 0.4, *[0.25] * 5]
 def test_a_first_token_that_is_far_off_is_another_prompt_where_it_fades_at_once(tmp_path, begin, told):
     """Weights that were updated during a response are off alike for a while."""
 
-    def change(i, p, q):
+    def change(i, p, q, ids):
         size = np.append(begin, np.full(len(p), 0.01))[: len(p)]
-        return p + size * np.expm1(p) * rng(i).choice([-1, 1], len(p), p=[0.3, 0.7])
+        return p + size * np.expm1(p) * seeded(i).choice([-1, 1], len(p), p=[0.3, 0.7])
 
-    found = diagnosed(tmp_path, each("old_log_probs", change))
+    found = diagnosed(tmp_path, old(change)(honest()))
     assert ("wrong_context" in [one.id for one in found.causes]) is told

@@ -79,7 +79,7 @@ AT_LAG_0 = (
     "weights K3 is as small as rounding there; with any other cause it is larger there too."
 )
 IN_BF16 = (
-    "The same step with the engine in bf16, eager, without prefix cache: if K3 falls to rounding, it was "
+    "Repeat the step with the engine in bf16, eager, without prefix cache: if K3 falls to rounding, it was "
     "the precision or a kernel; if it stays, the weights or the texts differ."
 )
 CHECKSUM = (

@@ -1,7 +1,7 @@
 """A cause of a mismatch: what it looks like, how it is found, confirmed and fixed, and how it is made.
 
-A cause is a subclass in `causes/`, listed in `registry.CAUSES`, and a table in data/causes.toml of what only
-an explanation prints. `doctor`, docs/causes.md, the tests and benchmarks/doctor.py are made of these.
+A cause is a subclass in `causes/`, listed in `registry.CAUSES`, with its words in data/causes.toml. What
+`doctor` answers and explains, docs/causes.md, the tests and benchmarks/doctor.py are made of these.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from offpol_diag.diagnosis.rows import Flags, Rows
 TRAINERS = {"verl": "verl", "trl": "TRL", "slime": "slime", "nemo-rl": "NeMo-RL"}
 """Key in data/causes.toml → what the trainer is called."""
 TEXTS = tomllib.loads(files("offpol_diag").joinpath("data", "causes.toml").read_text(encoding="utf-8"))
-"""Id of a cause → texts for its explanation: look-alikes, settings of trainers, threads."""
+"""Id of a cause → its words: texts of `Cause`, settings of trainers, threads."""
 
 
 class Thread(NamedTuple):
@@ -83,32 +83,43 @@ class Found:
 class Cause:
     """One cause: the docstring has its title, and what it looks like in the numbers.
 
-    Attributes are texts, with fields in braces that `Found.words` fills in.
+    Its words are its table in data/causes.toml, texts with fields in braces that `Found.words` fills in.
 
     Attributes:
         id: the name, as in `doctor --explain ID`.
         kind: the numbers are logged wrongly, tokens were sampled otherwise than logged, the two sides compute
             another model or hold other weights (all of these are bugs), or the mismatch is honest.
         needs: columns without which it is not looked for.
+        speaks_for, speaks_against: names in `candidates.evidence` of what speaks for and against it where no
+            cause is established, the strongest first.
         sentence: the statement about a dump, a clause.
+        evidence: the numbers that show it, a clause; empty where `look` words it.
         confirm: the measurement that confirms it.
         fix: what to change.
         after: the repair that the numbers after the fix assume.
         statement: what would be wrong, a sentence, where nothing is established and it may fit.
-        speaks_for, speaks_against: names in `candidates.evidence` of what speaks for and against it then, the
-            strongest first.
+        apart: cause that looks like it → what distinguishes the two.
+        blanks: field of `confirm` or `fix` → what stands for it where no dump is at hand.
     """
 
     id: ClassVar[str]
     kind: ClassVar[Literal["logged", "sampled", "model", "weights", "honest"]] = "logged"
     needs: ClassVar[tuple[str, ...]] = ()
+    speaks_for: ClassVar[tuple[str, ...]] = ()
+    speaks_against: ClassVar[tuple[str, ...]] = ()
     sentence: ClassVar[str]
+    evidence: ClassVar[str] = ""
     confirm: ClassVar[str] = ""
     fix: ClassVar[str] = ""
     after: ClassVar[str] = ""
     statement: ClassVar[str] = ""
-    speaks_for: ClassVar[tuple[str, ...]] = ()
-    speaks_against: ClassVar[tuple[str, ...]] = ()
+    apart: ClassVar[Mapping[str, str]] = {}
+    blanks: ClassVar[Mapping[str, str]] = {}
+
+    def __init_subclass__(cls) -> None:
+        for name, value in TEXTS[cls.id].items():
+            if name in Cause.__annotations__:
+                setattr(cls, name, value)
 
     @property
     def title(self) -> str:
@@ -124,16 +135,6 @@ class Cause:
     def verdict(self) -> Literal["bug", "honest"]:
         """Whether it is a bug, or an honest mismatch."""
         return "honest" if self.kind == "honest" else "bug"
-
-    @property
-    def apart(self) -> Mapping[str, str]:
-        """Cause that looks like it → what distinguishes the two."""
-        return dict(TEXTS[self.id]["apart"])
-
-    @property
-    def blanks(self) -> Mapping[str, str]:
-        """Field of `confirm` or `fix` → what stands for it where no dump is at hand."""
-        return dict(TEXTS[self.id].get("blanks", {}))
 
     @property
     def settings(self) -> Mapping[str, str]:

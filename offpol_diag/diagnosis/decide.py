@@ -65,16 +65,12 @@ def diagnose(summary: Result, sample: Sample) -> Diagnosis:
     rows = _with_known(rows, gap)
     found, rest = search(rows)
     bugs = [*_positive(summary), *map(_as_cause, found)]
-    if bugs:
-        verdict = Diagnosis(verdict="bug", headline=bugs[0].statement, causes=bugs)
-    else:
-        verdict = _no_bug(gap, rest)
-    untested = [
-        f"{cause.title[0].lower()}{cause.title[1:]}: needs the column {name}"
-        for cause in CAUSES
-        for name in lacking(rows, cause)
-    ]
-    return verdict.model_copy(update={**size, "undecidable": untested, "where": locate(rows)})
+    bug = Diagnosis(verdict="bug", headline=bugs[0].statement, causes=bugs) if bugs else None
+    pairs = [(cause.title, name) for cause in CAUSES for name in lacking(rows, cause)]
+    untested = [f"{title[0].lower()}{title[1:]}: needs the column {name}" for title, name in pairs]
+    return (bug or _no_bug(gap, rest)).model_copy(
+        update={**size, "undecidable": untested, "where": locate(rows)}
+    )
 
 
 def _with_known(rows: Rows, gap: MainGap) -> Rows:
@@ -147,7 +143,16 @@ def _as_cause(found: Found) -> Cause:
     statement, confirm, fix = (text.format_map(words) for text in (cause.sentence, cause.confirm, cause.fix))
     after, examples, repair = None, [], words.get("after", cause.after)
     if repair and found.repaired is not None and found.repaired.tokens:
-        after = _after(repair, found.repaired, found.approximate)
+        delta = np.clip(found.repaired.delta, -700, 300)  # whose ratios have finite squares
+        off = np.expm1(delta)
+        after = After(
+            what=repair,
+            k3=float(np.mean(off - delta)),
+            mean_ratio=1 + float(np.mean(off)),
+            ess_tokens=float(np.square(1 + off.mean()) / np.square(1 + off).mean()),
+            tokens=found.repaired.tokens,
+            approximate=found.approximate,
+        )
     for i in np.flatnonzero(found.sequences)[:EXAMPLES] if cause.kind != "honest" else ():
         at = int(np.where(found.tokens & (rows.owner == i), np.abs(rows.delta), -1).argmax())
         name, position = str(rows.column("sequence_id")[i]), int(rows.position[at])
@@ -165,20 +170,6 @@ def _as_cause(found: Found) -> Cause:
         confirm=confirm,
         fix=fix,
         after=after,
-    )
-
-
-def _after(repair: str, rows: Rows, approximate: bool) -> After:
-    """Return K3, E[r] and the ESS of token ratios after a repair."""
-    delta = np.clip(rows.delta, -700, 300)  # whose ratios have finite squares
-    off = np.expm1(delta)
-    return After(
-        what=repair,
-        k3=float(np.mean(off - delta)),
-        mean_ratio=1 + float(np.mean(off)),
-        ess_tokens=float(np.square(1 + off.mean()) / np.square(1 + off).mean()),
-        tokens=rows.tokens,
-        approximate=approximate,
     )
 
 

@@ -28,13 +28,12 @@ Of 217 dumps with known causes no healthy one has such a place."""
 SURE, FEW, SHUFFLES = 6.0, 30, 100
 """Standard errors over groups by which levels differ, as the best of some 10,000 cuts is taken; groups below
 which half of that is enough, if no such number of shufflings of the labels gains as much."""
-SPAN, SECOND = 0.2, 0.3
-"""What a second end of a cut must gain, and a second split beyond any single one."""
+SPAN, SECOND, CODES = 0.2, 0.3, 256
+"""What a second end of a cut must gain, and a second split beyond any single one; most places at which a cut
+of two ends may begin or end (a cut of one end may at any)."""
 SEEDS, TRIED, LISTED, AS_WELL = 3, 8, 3, 0.8
 """First splits that are split again, cuts of a split that are tried, most places that are listed, and least
 gain of each in that of the first: what gains less goes with it."""
-CODES = 256
-"""Most places at which a cut of two ends may begin or end; a cut of one end may at any."""
 
 
 class Column(NamedTuple):

@@ -16,11 +16,7 @@ QUANTISED = {
     "int8": ("int8", "w8a"),
     "": ("uint", "mxfp", "nvfp", "bitsandbytes", "quantized", "quantised", "quantize"),
 }
-PLAIN = {
-    "bf16": ("bf16", "bfloat16"),
-    "fp16": ("fp16", "float16", "half"),
-    "fp32": ("fp32", "float32"),
-}
+PLAIN = {"bf16": ("bf16", "bfloat16"), "fp16": ("fp16", "float16", "half"), "fp32": ("fp32", "float32")}
 """Number format of an engine → words that name it in metadata, in the order in which they are looked for."""
 _QUANTISED, _PLAIN = (
     re.compile(f"(?<![a-z0-9])(?<!no )(?<!not )({'|'.join(sum(words.values(), ()))})")

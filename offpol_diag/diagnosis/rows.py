@@ -207,10 +207,6 @@ class Rows:
         """Drop the sequences that are not flagged, [S]."""
         return self if sequences.all() else self.keep(sequences[self.owner])
 
-    def with_q(self, q: Floats) -> Rows:
-        """Replace the rollout log-probs, and drop the logged entropy, which belongs to the old ones."""
-        return replace(self, q=q, entropy=None)
-
     def once(self, compute: Callable[[Rows], T]) -> T:
         """Return what is computed from the rows, which is done once."""
         name = f"once {compute.__qualname__}"

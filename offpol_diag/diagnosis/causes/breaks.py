@@ -27,10 +27,6 @@ class LongContext(Cause):
 
     kind = "model"
     id = "long_context"
-    sentence = "beyond about token {position} engine and trainer compute different things"
-    confirm = "score one long response by the engine's prefill, its decode and the trainer: one stands alone"
-    fix = "switch off cascade attention, an fp8 cache, a window, RoPE scaling and position ids in bf16"
-    after = "without what lies beyond"
 
     def look(self, rows: Rows) -> Found | None:
         """Find the position, in the response or in the whole context, at which |Δ| jumps most."""
@@ -77,17 +73,13 @@ most mean |Δ| outside blocks of tokens that were not sampled, in that inside.""
 
 
 class Retokenization(Cause):
-    """The response was tokenized again, and the ids are others.
+    """The response was tokenized again, into other ids.
 
-    Columns agree up to a token and not behind it; breaks gather at turns, at the end of thinking and at
-    numbers. Often 1% to 20% of the sequences, with r of 10⁶ behind the break.
+    Columns agree up to a token and not after it; breaks gather at turns, at the end of thinking and at
+    numbers. Often 1% to 20% of the sequences, with r of 10⁶ after the break.
     """
 
     id = "retokenization"
-    sentence = "{share} of the sequences break at a token: behind it the columns belong to different text"
-    confirm = "decode token_ids of these sequences around the break, and compare with the engine's ids"
-    fix = "train on the engine's token ids (vLLM: return_token_ids; SGLang: output_ids), not on text again"
-    after = "without what follows the breaks"
 
     def look(self, rows: Rows) -> Found | None:
         """Find a block in each sequence: to its end, one that fades, or one that was not sampled."""
@@ -110,10 +102,7 @@ class Retokenization(Cause):
         cause = self if to_end or early > FADES * late else WrongMask()
         if cause is not self and rest.gap.mean() >= QUIET * inside:
             return None
-        evidence = (
-            f"{len(broken):,} of {long.sum():,} sequences agree to {rest.gap.mean():.2g} nats a token "
-            f"outside and differ by {inside:.2g} inside"
-        )
+        evidence = self.evidence.format(len(broken), long.sum(), rest.gap.mean(), inside)
         words = {"share": percent(len(broken) / int(long.sum()))}
         return Found(cause, evidence, rows, tokens, rest, approximate=True, words=words)
 

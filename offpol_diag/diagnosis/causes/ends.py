@@ -27,10 +27,6 @@ class Boundary(Cause):
     """
 
     id = "boundary"
-    sentence = "{place} is logged wrongly"
-    confirm = "compare both columns at {place} of a few sequences with log-softmax of its logits"
-    fix = "shift within each sequence and not across packed ones (cu_seqlens, not torch.roll)"
-    after = "without these tokens"
 
     def look(self, rows: Rows) -> Found | None:
         """Find a place that alone stands out, with unrelated columns."""
@@ -53,10 +49,7 @@ class Boundary(Cause):
             related = correlation(rows.p[at], rows.q[at])
             if related > UNRELATED or (beside.any() and rows.gap[beside].mean() > ALONE * usual):
                 continue
-            evidence = (
-                f"{place} differs by {mean:.2g} nats on average, tokens elsewhere by {usual:.2g}; the "
-                f"columns correlate {related:.2f} there"
-            )
+            evidence = self.evidence.format(place, mean, usual, related)
             return Found(self, evidence, rows, at, rows.keep(~at), words={"place": place})
         return None
 
@@ -90,10 +83,6 @@ class WrongContext(Cause):
     """
 
     id = "wrong_context"
-    sentence = "engine and trainer scored {share} of the responses after different prompts"
-    confirm = "print the prompt ids that the engine got and those the trainer used for one of these sequences"
-    fix = "apply the chat template once, with the same system prompt and tools, and pass prompt ids, not text"
-    after = "without these sequences, or from token 32 on where all are concerned"
 
     def look(self, rows: Rows) -> Found | None:
         long = rows.lengths >= LATE + EARLY
@@ -115,10 +104,7 @@ class WrongContext(Cause):
         at_first, soon = level[there & (rows.index == 0)], level[there & first & (rows.index > 2)]
         if at_first.mean() < AT_FIRST and not at_first.mean() > max(STEEP[0], STEEP[1] * soon.mean()):
             return None  # weights that changed during the response differ at its start as they do elsewhere
-        evidence = (
-            f"in {falling.sum():,} of {long.sum():,} longer responses the first {EARLY} tokens differ by "
-            f"{early[falling].mean():.2g} nats on average, those from {LATE} on by {end[falling].mean():.2g}"
-        )
+        evidence = self.evidence.format(falling.sum(), long.sum(), early[falling].mean(), end[falling].mean())
         tokens, words = there if part else ~later, {"share": percent(share) if part else "all"}
         return Found(self, evidence, rows, tokens, rows.keep(~tokens), approximate=True, words=words)
 

@@ -26,10 +26,6 @@ class Stale(Cause):
     kind = "honest"
     needs = ("policy_lag",)
     id = "stale"
-    sentence = "stale weights: the engine sampled with older weights than the trainer's"
-    confirm = "K3 by policy_lag falls to the engine's own level at lag 0"
-    fix = "fewer steps between weight syncs"
-    statement = "Stale weights: the engine's are older than the trainer's."
     speaks_for = ("behind", "grows", "wide", "shared")
     speaks_against = ("flat over lag", "noise", "at lag 0", "close")
 
@@ -60,10 +56,6 @@ class QuantizedRollout(Cause):
 
     kind = "honest"
     id = "quantized_rollout"
-    sentence = "a quantised rollout, as the dump says ({recorded})"
-    confirm = "the same dump with a bf16 rollout"
-    fix = "a higher precision of the rollout"
-    statement = "A quantised rollout: weights, activations or cache of few bits."
     speaks_for = ("quantised", "broad", "at lag 0")
     speaks_against = ("partly", "plain", "grows", "wide", "shared", "noise", "close")
 
@@ -95,10 +87,6 @@ class MoeOutliers(Cause):
 
     kind = "honest"
     id = "moe_outliers"
-    sentence = "most tokens agree closely and a few differ by much, as where experts are routed differently"
-    confirm = "log router choices on both sides; replay them in the trainer (routing replay, R3)"
-    fix = "router in float32, or routing replay"
-    statement = "Experts routed otherwise in the engine than in the trainer."
     speaks_for = ("outliers", "noise")
     speaks_against = ("grows", "shared")
 
@@ -135,8 +123,6 @@ class Numerics(Cause):
 
     kind = "honest"
     id = "numerics"
-    sentence = "numerics: the same weights computed by two engines"
-    statement = "Other kernels: the same weights, computed otherwise."
     speaks_for = ("close", "noise")
     speaks_against = ("partly", "broad", "grows", "beyond rounding")
 

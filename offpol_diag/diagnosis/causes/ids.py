@@ -28,10 +28,6 @@ class RepetitionPenalty(Cause):
     kind = "sampled"
     needs = ("token_ids",)
     id = "repetition_penalty"
-    sentence = "the engine penalises tokens that came before, and only the rollout column knows of it"
-    confirm = "look for penalties in the rollout's sampling parameters and the model's generation_config.json"
-    fix = "sample with repetition_penalty=1.0 and no presence or frequency penalty"
-    after = "without tokens that came before"
 
     def look(self, rows: Rows) -> Found | None:
         came, delta = rows.repeated, np.clip(rows.delta, -CAP, CAP)
@@ -46,10 +42,7 @@ class RepetitionPenalty(Cause):
             return None
         if rows.once(fit_temperature).explained > EXPLAINED:
             return None  # tokens that come again are likely ones, which a temperature moves most
-        evidence = (
-            f"Δ of tokens whose id came before lies {gap:.2g} nats above that of others "
-            f"({repeated.value:.2g} and {others.value:.2g}): {percent(explained)} of its variance"
-        )
+        evidence = self.evidence.format(gap, repeated.value, others.value, percent(explained))
         return Found(self, evidence, rows, came, rows.keep(~came), approximate=True)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows | None:
@@ -76,10 +69,6 @@ class SpecialToken(Cause):
 
     needs = ("token_ids",)
     id = "special_token"
-    sentence = "tokens with id {ids} are scored differently wherever they stand"
-    confirm = "decode id {ids}; compare its embedding and its row of the output layer in engine and trainer"
-    fix = "sync embeddings and lm_head of added tokens, and treat bad_words and logit_bias alike"
-    after = "without these tokens"
 
     def look(self, rows: Rows) -> Found | None:
         assert rows.ids is not None
@@ -104,9 +93,8 @@ class SpecialToken(Cause):
         if rows.gap[tokens].mean() < USUAL * usual or rows.scaled_gap[tokens].mean() < UNSURE * level:
             return None  # other tokens that begin responses, or are uncertain, are off as well
         names = ", ".join(map(str, ids[worst]))
-        evidence = (
-            f"{tokens.sum():,} tokens with id {names} differ by {rows.gap[tokens].mean():.2g} nats on "
-            f"average, all others by {rows.gap[~tokens].mean():.2g}"
+        evidence = self.evidence.format(
+            tokens.sum(), names, rows.gap[tokens].mean(), rows.gap[~tokens].mean()
         )
         return Found(self, evidence, rows, tokens, rows.keep(~tokens), words={"ids": names})
 

@@ -27,15 +27,11 @@ FITS = (3.0, 0.1)
 class OffByOne(Cause):
     """The two columns are shifted against each other.
 
-    In place the columns do not correlate, one token further they agree to rounding. K3 is 1 to 20 nats, and
+    The columns do not correlate in place, and agree to rounding one token further on. K3 is 1 to 20 nats, and
     falls to the engine's own level once one column is moved.
     """
 
     id = "off_by_one"
-    sentence = "the rollout column is shifted by {tokens} against the train column"
-    confirm = "shift one column by {tokens}: K3 falls as it does below"
-    fix = "{slice}; logits at position t − 1 score token t, so slice logits[:, :-1] and tokens[:, 1:]"
-    after = "with the shift undone"
 
     def look(self, rows: Rows) -> Found | None:
         """Find a shift in runs of unmasked tokens, each by itself, as after a tool's answer."""
@@ -71,17 +67,14 @@ class OffByOne(Cause):
             return None  # also where a column is constant, and correlates with nothing
         q, takes = rows.q.copy(), tokens & ((last if lag > 0 else edges) >= k)
         q[takes] = rows.q[np.flatnonzero(takes) + lag]
-        repaired = rows.with_q(q).keep(~tokens | takes)
+        repaired = replace(rows, q=q, entropy=None).keep(~tokens | takes)
         if share > RULE and (repaired.mean_gap < REPAIRED).any():  # rows that still differ likely have it too
             repaired = repaired.only(repaired.mean_gap < REPAIRED)
-        evidence = (
-            f"the columns correlate {shifted:.2f} at {counted(k, 'token')} apart and "
-            f"{round(in_place, 2) + 0.0:.2f} in place, "
-            f"in {(rows.sum(tokens) > 0).sum():,} of {rows.sequences:,} sequences"
-        )
+        apart, many = counted(k, "token"), (rows.sum(tokens) > 0).sum()
+        evidence = self.evidence.format(shifted, apart, round(in_place, 2) + 0.0, many, rows.sequences)
         old, rollout = (f":-{k}", f"{k}:") if lag > 0 else (f"{k}:", f":-{k}")
         words = {
-            "tokens": "one token" if k == 1 else counted(k, "token"),
+            "tokens": "one token" if k == 1 else apart,
             "slice": f"old_log_probs[:, {old}] belongs to rollout_log_probs[:, {rollout}]",
         }
         return Found(self, evidence, rows, tokens, repaired, exact=True, words=words)
@@ -116,9 +109,8 @@ def _from_start(rows: Rows, lag: int) -> bool:
 
 HEAD, PROBED = 32, 128
 """Number of first tokens by which sequences are compared, and of sequences that are matched first."""
-BAD, MANY, SHORTEST = 0.1, 0.12, 6
-"""Mean |Δ| of a sequence that is looked at, share of its tokens beyond 0.1 nats (not a few that are far off),
-and its fewest tokens."""
+BAD, MANY = 0.1, 0.12
+"""Mean |Δ| of a sequence that is looked at, and share of its tokens beyond that: not a few far off."""
 MATCH, ALONE, SHARE = 0.25, 0.5, 0.3
 """What the distance to another place may be of that in place, and to the nearest twentieth of places; and
 share of the rows that differ that have to fit elsewhere."""
@@ -154,17 +146,13 @@ class RowPermutation(Cause):
     """
 
     id = "row_permutation"
-    sentence = "rows are permuted: train log-probs stand beside another sequence's rollout log-probs"
-    confirm = "rows whose train log-probs belong to another row: {examples}"
-    fix = "restore the order after dynamic batching or sorting by length, or join by sequence id"
-    after = "with the rows matched"
 
     def look(self, rows: Rows) -> Found | None:
         """Match the first tokens of rows that differ; both ends are left out, whose faults are others."""
         inner = (rows.from_end > 0) & (rows.index > 0)
         gap = rows.sum(np.where(inner, rows.gap, 0.0)) / np.maximum(rows.lengths - 2, 1)
         many = rows.mean(inner & (rows.gap > BAD)) > MANY
-        bad = np.flatnonzero((gap > BAD) & many & (rows.lengths >= SHORTEST))
+        bad = np.flatnonzero((gap > BAD) & many)
         if len(bad) < 2:
             return None
         p, q = np.full((2, rows.sequences, HEAD), np.nan)
@@ -178,10 +166,7 @@ class RowPermutation(Cause):
             if matched.sum() < 2 or matched.mean() < SHARE:
                 return self._unmatched(rows, bad)
         who, mates, names = bad[matched], mate[matched], rows.column("sequence_id")
-        evidence = (
-            f"{len(who):,} of {rows.sequences:,} sequences agree with another sequence to "
-            f"{least[matched].mean():.2g} nats a token and with their own to {own[matched].mean():.2g}"
-        )
+        evidence = self.evidence.format(len(who), rows.sequences, least[matched].mean(), own[matched].mean())
         words = {
             "examples": ", ".join(f"{names[i]} → {names[j]}" for i, j in zip(who[:3], mates[:3], strict=True))
         }
@@ -230,7 +215,7 @@ def _matched(rows: Rows, who: Ints, mates: Ints, lost: Ints) -> Rows:
         _, at, place = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
         q[a + at] = rows.q[b + place]
         kept[a : rows.starts[i + 1]] &= np.isin(mine, theirs)
-    found = rows.with_q(q).keep(kept)
+    found = replace(rows, q=q, entropy=None).keep(kept)
     fits = found.mean_gap < 10 * np.median(found.mean_gap) + 0.05  # a row without a mate shows it
     return found.only(fits) if fits.any() else found
 
@@ -251,10 +236,6 @@ class SegmentOrder(Cause):
     """
 
     id = "segment_order"
-    sentence = "parts of a row stand in the wrong order: one column's pieces equal the other's elsewhere"
-    confirm = "compare one named row without context parallelism: its columns then line up"
-    fix = "put the pieces of context parallelism back in order (zigzag: rank i has pieces i and 2n − 1 − i)"
-    after = "with the pieces put back"
 
     def look(self, rows: Rows) -> Found | None:
         bad = np.flatnonzero((rows.mean_gap > BAD) & (rows.lengths >= 2 * WINDOW))
@@ -270,12 +251,9 @@ class SegmentOrder(Cause):
         if hit.sum() < max(ROWS, SHARE * len(bad)):
             return None
         left = np.abs(rows.p - q)
-        evidence = (
-            f"{tokens.sum():,} tokens of {hit.sum():,} sequences equal the other column elsewhere in the row "
-            f"to {left[tokens].mean():.2g} nats, in place to {rows.gap[tokens].mean():.2g}"
-        )
+        evidence = self.evidence.format(tokens.sum(), hit.sum(), left[tokens].mean(), rows.gap[tokens].mean())
         lost = (hit | (rows.mean_gap > BAD))[rows.owner] & (left > NATS)
-        return Found(self, evidence, rows, tokens, rows.with_q(q).keep(~lost), exact=True)
+        return Found(self, evidence, rows, tokens, replace(rows, q=q, entropy=None).keep(~lost), exact=True)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         """Exchange the second and the last quarter of each row's train column."""

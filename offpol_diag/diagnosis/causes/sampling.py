@@ -29,10 +29,9 @@ BASES, PROPORTIONAL = (2, 10), 0.02
 temperature is so exactly proportional."""
 ONE_SIDED, TAIL = 0.2, 2.5
 """Least (1 − E[r]) / E|r − 1| where r lies below 1 nearly always; and how far below, nats."""
-FAR, FEW = 1.0, 1 / 30
-"""|Δ| of tokens that may break the identities alone, nats, and most of these."""
-BLUNT = 0.005
-"""Least |surprisal − entropy|, nats, that says something."""
+FAR, FEW, BLUNT = 1.0, 1 / 30, 0.005
+"""|Δ| of tokens that may break the identities alone, nats, and most of these; least |surprisal − entropy|
+that says something, nats."""
 
 
 class Identities(NamedTuple):
@@ -67,10 +66,9 @@ class Identities(NamedTuple):
 class Temperature(NamedTuple):
     """Fit of π_train as π_rollout at another temperature: π_train ∝ π_rollout^power.
 
-    Attributes:
-        power: rollout temperature over the trainer's.
-        rest: number of other tokens that the fit assumes equally likely.
-        explained: share of ΣΔ² that it explains, |Δ| cut at `CAP`: the lesser of likely and unlikely tokens'.
+    `power` is the rollout temperature over the trainer's; `rest` other tokens are taken as equally likely;
+    `explained` is the share of ΣΔ² (|Δ| cut at `CAP`) that it explains, the lesser of likely and unlikely
+    tokens'.
     """
 
     power: float
@@ -117,7 +115,7 @@ def other_base(rows: Rows) -> str | None:
 
 
 class TruncatedSampling(Cause):
-    """Sampled with top-p, top-k or min-p, and only one side knows.
+    """Tokens were sampled with top-p, top-k or min-p, and only one side includes it.
 
     r is hardly ever above 1, and E[r] is the mass that was kept (0.90 for top-p 0.9) with a tiny error. K3 is
     small beside K1.
@@ -125,10 +123,6 @@ class TruncatedSampling(Cause):
 
     kind = "sampled"
     id = "truncated_sampling"
-    sentence = "tokens were sampled with top-p, top-k or min-p, and only the rollout column knows of it"
-    confirm = "the sampling parameters of the rollout: top_p < 1, top_k > 0 or min_p > 0"
-    fix = "sample with top_p=1.0, top_k=-1 and min_p=0, or apply the same filter to the trainer's logits"
-    after = "with the rollout log-probs renormalised over the whole vocabulary (approximate)"
 
     def look(self, rows: Rows) -> Found | None:
         _, ratio, tv = rows.once(Identities.of)
@@ -137,17 +131,16 @@ class TruncatedSampling(Cause):
         lowest, highest = np.quantile(rows.delta, (0.002, 0.995)).tolist()
         if highest > 0.5 * -lowest or lowest < -TAIL:
             return None
-        evidence = (
-            f"E[r] = {ratio.value:.5g} [{ratio.low:.5g}, {ratio.high:.5g}], and r lies below 1 nearly "
-            f"always: 99.5% of Δ are below {highest:.2g} and 99.8% above {lowest:.2g} nats"
-        )
-        repaired = rows.with_q(rows.q + np.minimum(rows.delta, 0))
+        evidence = self.evidence.format(ratio.value, ratio.low, ratio.high, highest, lowest)
+        repaired = replace(rows, q=rows.q + np.minimum(rows.delta, 0), entropy=None)
         return Found(self, evidence, rows, rows.every, repaired, approximate=True)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         """Keep 70% to all of the mass of each token's distribution, on the rollout's side."""
         keep = np.where(rng.random(rows.tokens) < 0.3, 1.0, rng.uniform(0.8, 1.0, rows.tokens))
-        return rows.with_q(np.minimum(rows.q - np.log(np.maximum(keep, np.exp(rows.q))), 0.0))
+        return replace(
+            rows, q=np.minimum(rows.q - np.log(np.maximum(keep, np.exp(rows.q))), 0.0), entropy=None
+        )
 
 
 class RawLogProbs(Cause):
@@ -159,9 +152,6 @@ class RawLogProbs(Cause):
 
     kind = "sampled"
     id = "rollout_raw_logprobs"
-    sentence = "the rollout column does not hold the distribution that tokens were sampled from{temperature}"
-    confirm = "compare a logged value with log-softmax(logits / temperature) of that token"
-    fix = "log processed log-probs (vLLM: logprobs_mode; SGLang: --enable-return-processed-logprobs)"
     unknown = {"temperature": ""}
 
     def look(self, rows: Rows) -> Found | None:
@@ -188,7 +178,7 @@ class RawLogProbs(Cause):
         return Found(self, identities.text, rows, rows.every, words=self.unknown)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
-        return rows.with_q(_colder(rows, rows.q))
+        return replace(rows, q=_colder(rows, rows.q), entropy=None)
 
 
 def _from_entropy(rows: Rows) -> Estimate | None:
@@ -215,9 +205,6 @@ class TrainerTemperature(Cause):
 
     kind = "sampled"
     id = "trainer_temperature"
-    sentence = "the trainer divides its logits by {times} times the sampling temperature"
-    confirm = "look for the division by temperature in the trainer's log-prob computation"
-    fix = "divide the logits by the sampling temperature, once, before log-softmax"
 
     def look(self, rows: Rows) -> Found | None:
         fit = rows.once(fit_temperature)
@@ -235,7 +222,7 @@ def _tempered(cause: Cause, rows: Rows, fit: Temperature, words: dict[str, str])
         f"{rows.once(Identities.of).text}; log π_train follows {fit.power:.2f} × log π_rollout "
         f"(renormalised), which explains {percent(fit.explained)} of the mean square of Δ"
     )
-    repaired = rows.with_q(tempered(rows.q, fit.power, fit.rest))
+    repaired = replace(rows, q=tempered(rows.q, fit.power, fit.rest), entropy=None)
     return Found(cause, evidence, rows, rows.every, repaired, approximate=True, words=words)
 
 

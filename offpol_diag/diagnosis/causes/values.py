@@ -32,16 +32,12 @@ share of sequences that end in padding, and of those of which a policy did not g
 class Sentinel(Cause):
     """A constant stands where a log-prob is missing.
 
-    One value comes again and again among the sampled tokens: 0.0, −9999, +1, a rounded −inf. The other column
+    One value recurs among the sampled tokens: 0.0, −9999, +1, a rounded −inf. The other column
     has ordinary values there: a third to a half of them are below −1. Few tokens carry nearly all of K3, and
     E[r] falls below 1 where the constant is 0.0.
     """
 
     id = "sentinel"
-    sentence = "{share} of the {column} log-probs are the constant {value}, which stands for a missing value"
-    confirm = "look at these tokens in what the {side} returns: a missing log-prob is filled in on the way"
-    fix = "mask such tokens, and find where they get lost: aborted requests, streams, an appended end token"
-    after = "with these tokens masked"
 
     def look(self, rows: Rows) -> Found | None:
         for name, x, other in rows.both:
@@ -55,16 +51,11 @@ class Sentinel(Cause):
             tokens[tokens] = off[run]  # a run of the constant needs one token that is off
             many, sequences = int(tokens.sum()), rows.sum(tokens) > 0
             length = float(np.bincount(run)[off].mean())
-            by_chance = 1 / max(
-                1 - many / rows.lengths[sequences].sum(), 0.05
-            )  # mean run of tokens at random
-            in_blocks = off.sum() > 1 and length > max(RUN, 1.5 * by_chance) and not tokens.all()
-            evidence = (
-                f"{many:,} tokens of {int(sequences.sum()):,} sequences hold exactly {value:.7g} in the "
-                f"{name} column, in runs of {length:.2g} on average"
-            )
-            words = {"value": f"{value:.7g}", "column": name, "share": percent(float(tokens.mean()))}
-            words["side"] = "engine" if name == "rollout" else "trainer"
+            at_random = 1 / max(1 - many / rows.lengths[sequences].sum(), 0.05)  # their mean run
+            in_blocks = off.sum() > 1 and length > max(RUN, 1.5 * at_random) and not tokens.all()
+            evidence = self.evidence.format(many, sequences.sum(), value, name, length)
+            share, side = percent(float(tokens.mean())), "engine" if name == "rollout" else "trainer"
+            words = {"value": f"{value:.7g}", "column": name, "share": share, "side": side}
             cause = WrongMask() if in_blocks and name == "rollout" else self
             return Found(cause, evidence, rows, tokens, rows.keep(~tokens), exact=True, words=words)
         return None
@@ -115,10 +106,7 @@ def _zeros(x: Floats, other: Floats) -> bool:
 
 
 def impossible(value: float) -> bool:
-    """Return whether a value is no log-prob of a sampled token, but a number such as −100 or −9999.
-
-    Broken weights give a token −100.37 too.
-    """
+    """Return whether a value is a number such as −100 or −9999; broken weights may give a token −100.37."""
     return value < LOWEST or (value < IMPOSSIBLE and abs(value - round(value)) < 1e-3)
 
 
@@ -140,10 +128,6 @@ class WrongMask(Cause):
     """
 
     id = "wrong_mask"
-    sentence = "the response mask includes tokens that were not sampled: tool output or padding"
-    confirm = "print response_mask beside the text of the sequences named here"
-    fix = "set response_mask to 0 on tool output, observations and padding"
-    after = "with these tokens masked"
 
     def look(self, rows: Rows) -> Found | None:
         """Find sequences of one length that end in runs of one constant in both columns.
@@ -161,10 +145,7 @@ class WrongMask(Cause):
         if np.mean(rows.q[last[ends] - run[ends]] < -1e-4) < ORDINARY:
             return None
         tokens = same & (rows.from_end < run[rows.owner]) & ends[rows.owner]
-        evidence = (
-            f"{tokens.sum():,} tokens at the end of {ends.sum():,} sequences hold exactly {q:.7g} in the "
-            f"rollout column and {p:.7g} in the train column"
-        )
+        evidence = self.evidence.format(tokens.sum(), ends.sum(), q, p)
         return Found(self, evidence, rows, tokens, rows.keep(~tokens), exact=True)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
@@ -181,9 +162,6 @@ class CopiedMean(Cause):
     """
 
     id = "copied_mean"
-    sentence = "the {column} column holds one value for each sequence, copied to all of its tokens"
-    confirm = "print one sequence of the {column} column before anything is averaged"
-    fix = "write the log-prob of each sampled token: no masked mean, no cumulative_logprob / length"
 
     def look(self, rows: Rows) -> Found | None:
         first = rows.starts[:-1]
@@ -225,9 +203,6 @@ class LowPrecision(Cause):
     """
 
     id = "low_precision_storage"
-    sentence = "the {column} log-probs were rounded to {grid} before they were written"
-    confirm = "the dtype of the tensor when it is gathered, cast or serialised"
-    fix = "compute log-softmax in float32 and keep it so: no .to(torch.bfloat16), no rounding in JSON"
 
     def look(self, rows: Rows) -> Found | None:
         for name, x, _ in rows.both:
@@ -258,17 +233,13 @@ SUMS, MASS = 0.985, 1.02
 
 
 class Top1Logged(Cause):
-    """The best token's log-prob was logged and not the sampled one's.
+    """The log-prob of the best token was logged, not that of the sampled one.
 
     The rollout column is never below the trainer's by more than 0.3, and π_train + π_rollout stays below 1.02
     for tokens that are far off. At temperature 0 all is well.
     """
 
     id = "top1_logged"
-    sentence = "the {column} column holds the log-prob of the likeliest token, not of the sampled one"
-    confirm = "print the dict of log-probs of one token: the sampled id's entry is not always the first"
-    fix = "take the entry of the sampled id, not the first (vLLM: logprobs[token_id].logprob)"
-    after = "without the tokens that were not the likeliest"
 
     def look(self, rows: Rows) -> Found | None:
         for name, x, other in rows.both:
@@ -280,10 +251,7 @@ class Top1Logged(Cause):
             sums = np.mean(np.exp(np.minimum(x[far], 0)) + np.exp(np.minimum(other[far], 0)) <= MASS)
             if sums < SUMS or len(np.unique(x[far])) < SPREAD * far.sum():
                 continue
-            evidence = (
-                f"the {name} column is below the other by more than {BELOW:g} nats at {percent(below)} of "
-                f"the tokens, above it by more than {FAR:g} at {percent(float(far.mean()))}"
-            )
+            evidence = self.evidence.format(name, BELOW, percent(below), FAR, percent(float(far.mean())))
             # what was sampled is likely where the column is right: nothing else is to be seen
             return Found(self, evidence, rows, far, rows.keep(~rows.every), words={"column": name})
         return None

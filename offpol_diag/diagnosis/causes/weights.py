@@ -26,11 +26,6 @@ class WeightsNotSynced(Cause):
 
     id = "weights_not_synced"
     kind = "weights"
-    sentence = "the engine does not have the trainer's weights {since}, though the dump says policy_lag 0"
-    confirm = "compare a checksum of one weight tensor on both sides after the next sync"
-    fix = "look at what carries weights over: adapters never sent or named, a sync that fails or is skipped"
-    after = "without these sequences"
-    statement = "Weights that do not reach the engine, or only in part: an adapter, a head or experts."
     speaks_for = ("back", "grows", "wide", "shared", "at lag 0")
     speaks_against = ("noise", "close")
 
@@ -56,10 +51,7 @@ class WeightsNotSynced(Cause):
         between = (step >= step[equal].min()) & (step <= step[equal].max())
         if not (differ & between).any() and (held > 1 or wanted < FEWEST_STEPS):
             return None
-        evidence = (
-            f"engine and trainer have other digests in {differ.sum():,} of {known.sum():,} rows of policy "
-            f"lag 0: {held:,} of the engine, {wanted:,} of the trainer"
-        )
+        evidence = self.evidence.format(differ.sum(), known.sum(), held, wanted)
         words, tokens = {"since": f"in {percent(float(differ.mean()))} of the responses"}, differ[rows.owner]
         return Found(self, evidence, rows, tokens, rows.only(~differ), exact=True, words=words)
 
@@ -97,17 +89,13 @@ DIFFERENT = 0.25
 class ModelDiffers(Cause):
     """The two sides compute different models.
 
-    At lag 0, from the first step on, with nothing recorded that is quantised: a usual token is off by 0.25 to
+    At lag 0, from the first step on, and with no quantised format recorded: a usual token is off by 0.25 to
     0.50 of its uncertainty (bf16 0.03 to 0.04, fp8 0.065, int8 0.13), and K3 is ten times that of other runs
     of the model. It may depend on place, length, kind of token or prompt, and does not change over steps.
     """
 
     kind = "model"
     id = "model_differs"
-    sentence = "engine and trainer compute different models, from the first step on"
-    confirm = "score the same responses once more with the checkpoint that both sides loaded"
-    fix = "measure it: offpol-diag rescore DUMP --model CHECKPOINT --try all says which side it is"
-    statement = "Another model definition: RoPE, a window, sinks, a soft-cap or norms computed otherwise."
     speaks_for = ("wide", "at lag 0")
     speaks_against = ("grows", "noise", "shared", "close")
 
@@ -148,10 +136,6 @@ class GroupFault(Cause):
 
     kind = "weights"
     id = "group_fault"
-    sentence = "sequences with {where} differ {times}-fold more than the others"
-    confirm = "restart or replace what is behind {where}, and compare again"
-    fix = "check the weights, the version and the flags of {where}: did it miss a weight sync?"
-    after = "without these sequences"
 
     def look_alone(self, rows: Rows) -> Found | None:
         """Find the group that differs most in mean |Δ| from what is usual at its own step and lag."""
@@ -167,10 +151,8 @@ class GroupFault(Cause):
             times = TIMES if MACHINES.search(name.lower()) else PLAIN_TIMES
             if gap > max(best, ERRORS * error, np.log(times)):
                 where = f"{name} = {value}"
-                evidence = (
-                    f"mean |Δ| of a sequence is {np.median(rows.mean_gap[at]):.2g} nats with {where} "
-                    f"({at.sum():,} sequences) and {np.median(rows.mean_gap[~at]):.2g} with others, medians"
-                )
+                inside, outside = (np.median(rows.mean_gap[some]) for some in (at, ~at))
+                evidence = self.evidence.format(inside, where, at.sum(), outside)
                 words = {"times": f"{np.exp(gap):.0f}", "where": where}
                 best, found = gap, Found(self, evidence, rows, at[rows.owner], rows.only(~at), words=words)
         return found
