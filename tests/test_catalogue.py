@@ -92,6 +92,7 @@ geo_rs@veto.upper=9 → veto any r_t < 0.0001 or any r_t > 9
 dppo_tv → -0.2 ≤ (π_train−π_rollout) ≤ 0.2 (the upper bound applies where A > 0, the lower where A ≤ 0)
 token_is@3 → weight min(r_t, 3)
 seq_mis@2..0.4..2.5 → weight min(∏r, 2); keep sequences with 0.4 ≤ ∏r ≤ 2.5
+seq_mis@3 → weight min(∏r, 3); keep sequences with 0.333333 ≤ ∏r ≤ 3
 seq_mis@3..4 → weight min(∏r, 3); keep sequences with 0.25 ≤ ∏r ≤ 4
 ipo@0.3 → weight r_t; keep tokens with -0.3 ≤ (π_train−π_rollout) ≤ 0.3
 token_is@3:reject.upper=5:veto.lower=0.1 → weight min(r_t, 3); keep tokens with r_t ≤ 5; veto any r_t < 0.1
@@ -169,7 +170,6 @@ token_icepop@4..1 → weight.lower = 4; it must not exceed upper = 1.0 → write
 geo_rs@0.9 → one number C for a band must be above 1, for [1/C, C] → write geo_rs@
 gspo@0.2 → gspo takes 2 thresholds by position → write gspo@clip.low..clip.high; inf is no bound
 recompute@weight.over=sum → weight: it needs upper, lower or both → write keys
-seq_mis@3 → seq_mis takes 3 thresholds by position → write seq_mis@weight.upper..reject.lower..
 token_is_veto@veto.lower=inf → veto: it needs upper, lower or both → write keys
 token_is@policy=current → weight: under ppo_clip the ratio holds that of π_θ already → write keys
 token_is@wieght.upper=3 → wieght: no such key; the keys are summary, policy → did you mean weight

@@ -179,10 +179,12 @@ def _from_text(text: str) -> Any:
 
 
 def _at_places(preset: Preset, thresholds: Sequence[str]) -> dict[str, str]:
-    """Return the settings that thresholds by position are: one for each place, or one for each band."""
+    """Return the settings that thresholds by position are: one for each place, each band, or all bands."""
     bands = _bands(preset)
     if len(thresholds) == len(preset.places):
         return dict(zip(preset.places, thresholds, strict=True))
+    if len(thresholds) == 1 and _share_a_bound(preset):
+        thresholds = [*thresholds] * len(bands)
     if len(thresholds) != len(bands):
         raise PresetError(f"{preset.name} takes {len(preset.places)} thresholds by position")
     found: dict[str, str] = {}
@@ -204,10 +206,19 @@ def _bands(preset: Preset) -> list[tuple[str, ...]]:
     return [tuple(places) for _, places in parts]
 
 
+def _share_a_bound(preset: Preset) -> bool:
+    """Return whether all bands end at the same number, as in seq_mis: min(∏r, 2) within [1/2, 2]."""
+    parts = {"weight": preset.weight, "reject": next(iter(preset.reject), None)}
+    ends = [band[-1].partition(".") for band in _bands(preset)]
+    bounds = {getattr(parts.get(part), key, None) for part, _, key in ends}
+    return len(ends) > 1 and len(bounds) == 1 and None not in bounds
+
+
 def ways(preset: Preset) -> str:
     """Return what may stand beside a name: `ipo@reject.lower..reject.upper or ipo@C`."""
     by_band = [band[0] if len(band) == 1 else "C" for band in _bands(preset)]
-    found = dict.fromkeys("..".join(way) for way in (preset.places, by_band) if way)
+    for_all = ["C"] if _share_a_bound(preset) else []
+    found = dict.fromkeys("..".join(way) for way in (preset.places, by_band, for_all) if way)
     return " or ".join(f"{preset.name.partition(MARK)[0]}{MARK}{way}" for way in found)
 
 
