@@ -201,7 +201,7 @@ def table(name, **changes):
     return next(one for one in every if one.id == name)
 
 
-OPEN_K1 = "K1 is negative, and no logging fault that was looked for explains it"
+OPEN_K1 = "K1 is negative, and no known fault explains it"
 
 
 @pytest.mark.parametrize(

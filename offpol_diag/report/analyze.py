@@ -228,8 +228,6 @@ PRESETS = {
     "ppl_ratio": "PPL ratio of what is kept",
 }
 """Number of a preset → the header of its column."""
-SHOWN: dict[str, Shown] = {"step": "more", "turn": "folded"}
-"""Axis → where the table of its places stands besides the page."""
 
 
 def _tables(result: Result) -> Iterator[Table]:
@@ -257,7 +255,8 @@ def _tables(result: Result) -> Iterator[Table]:
         rows = [(one.key, one.tokens, *(one.numbers.get(name) for name in names)) for one in places]
         left = max(len(rows) - MOST_PLACES, 0) + found.left_out
         more = (f"{count(left)} more places are not listed.",) if left else ()
-        by, shown = (axis, "tokens", *names), SHOWN.get(axis, "page")
+        by = (axis, "tokens", *names)
+        shown: Shown = "more" if axis == "step" else "folded" if axis == "turn" else "page"
         yield Table(f"by-{axis}", f"By {found.title}", by, rows[:MOST_PLACES], more, shown)
     yield replace(dropped_by_length(result, result.presets), shown="folded")
     yield pairs(result)

@@ -139,8 +139,7 @@ def checks(result: Result) -> Iterator[Line]:
         elif result.is_bug:
             yield Line("K1 is negative", "no", detail)
         else:
-            unexplained = "K1 is negative, and no logging fault that was looked for explains it"
-            yield Line(unexplained, "un", f"{detail} {OTHER_REASONS}")
+            yield Line("K1 is negative, and no known fault explains it", "un", f"{detail} {OTHER_REASONS}")
     synced, apart = in_sync(result), apart_in_sync(result)
     if apart and not result.is_bug:
         least, most = (f"{rounded(one.value)} (step {one.step})" for one in apart)
