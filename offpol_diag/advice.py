@@ -55,7 +55,7 @@ class Growth(NamedTuple):
 
 def growth(summary: Result) -> Growth | None:
     """Return how K3 grows over the steps; None where it does not, or there are fewer than three."""
-    points, steps = curve(summary, "k3"), summary.charts.steps
+    points, steps = [*curve(summary, "k3").values()], summary.charts.steps
     known = [one.value for one in points if one.value is not None]
     third = len(known) // 3
     if not third or steps is None:
@@ -85,7 +85,9 @@ def collapse(summary: Result) -> tuple[float, float] | None:
 
     A step whose rewards are all equal has an interval of no width, and counts with the widest.
     """
-    known = [(x.value, x.interval or (0.0, 0.0)) for x in curve(summary, "reward") if x.value is not None]
+    known = [
+        (x.value, x.interval or (0.0, 0.0)) for x in curve(summary, "reward").values() if x.value is not None
+    ]
     third = len(known) // 3
     if not third:
         return None

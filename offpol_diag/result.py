@@ -57,8 +57,6 @@ class DumpFacts(Model):
     masked_tokens: Whole
     groups: Whole = Field(description="distinct groups (a prompt of a step): units of the bootstrap")
     groups_exact: bool = True
-    mean_length: float
-    max_length: Whole
     columns: dict[str, str] = Field(description="our name → the column it was read from")
     others: list[str] = Field([], description="columns read by their own names, as of --group-by")
     ignored: list[str] | None = Field(None, description="columns that nobody reads; null: it is not known")
@@ -476,7 +474,6 @@ class Side(Model):
     column: str
     state: State
     distance: float = Field(description="mean |Δ| to the reference, nats")
-    k3: float = Field(description="K3 between column and reference, nats per token")
     variant: str = ""
     meaning: str = ""
     fix: str = ""
@@ -718,35 +715,23 @@ APART = 5.0
 """Factor between K3 of steps at lag 0 from which they are no longer told as one number."""
 
 
-class Point(NamedTuple):
-    """A number at a training step, and its interval."""
-
-    step: str
-    value: float | None
-    interval: tuple[float, float] | None
-
-
 def at_steps(summary: Result) -> list[Place]:
     """Return the training steps of the dump with their numbers, without the rows that have no step."""
     return [one for one in summary.at("step") if one.key != NO_STEP]
 
 
-def curve(summary: Result, name: str) -> list[Point]:
-    """Return a number of the main pair of policies by training step."""
-    if not (steps := summary.charts.steps):
-        return []
-    pairs = zip(map(str, steps.last), steps.series.get(name, []), strict=False)
-    return [Point(step, one.value, one.interval) for step, one in pairs]
+def curve(summary: Result, name: str) -> dict[int, Number]:
+    """Return training step → a number of the main pair of policies; empty where it is not known by step."""
+    steps = summary.charts.steps
+    return dict(zip(steps.last, steps.series[name], strict=True)) if steps and name in steps.series else {}
 
 
-def apart_in_sync(summary: Result) -> tuple[Point, Point] | None:
-    """Return the steps at lag 0 of the least and the largest K3, where these are `APART` or more apart."""
-    lags = {one.step: one.value for one in curve(summary, "policy_lag")}
-    known = [(one.value, one) for one in curve(summary, "k3") if one.value and lags.get(one.step) == 0]
-    if not known:
-        return None
-    low, high = (pick(known, key=lambda pair: pair[0]) for pick in (min, max))
-    return (low[1], high[1]) if high[0] >= APART * low[0] else None
+def apart_in_sync(summary: Result) -> dict[int, float]:
+    """Return step → K3 of the least and the largest at lag 0, where these are `APART` or more apart."""
+    synced = [step for step, lag in curve(summary, "policy_lag").items() if lag.value == 0]
+    known = {step: k3.value for step, k3 in curve(summary, "k3").items() if k3.value and step in synced}
+    ends = [pick(known, key=known.__getitem__) for pick in (min, max)] if known else []
+    return {step: known[step] for step in ends} if ends and known[ends[1]] >= APART * known[ends[0]] else {}
 
 
 def in_sync(summary: Result) -> Number | None:

@@ -324,8 +324,6 @@ def dump_facts(**changes: Any) -> DumpFacts:
         "tokens": 2_412_345,
         "masked_tokens": 81_234,
         "groups": 640,
-        "mean_length": 471.2,
-        "max_length": 4096,
         "columns": columns,
         "provenance": {"trainer": "verl 0.6", "engine": "vLLM 0.11", "temperature": 1.0},
         "notes": ["old_log_probs look as if stored in bfloat16: 16 low bits are zero throughout."],

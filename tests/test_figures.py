@@ -70,8 +70,8 @@ def test_curves_by_step_are_the_numbers_of_the_result_with_their_intervals():
     assert [layout[f"yaxis{end}"]["title"]["text"].split()[0] for end in ("", 2, 3)] == ["K3", "ESS", "mean"]
     for trace, metric in zip(traces, ("k3", "ess_tokens", "reward"), strict=True):
         points = by_step(result("collapse"), metric)
-        assert_drawn(trace, points)
-        assert [*map(str, trace["x"])] == [one.step for one in points]
+        assert_drawn(trace, [*points.values()])
+        assert trace["x"] == [*points]
     assert traces[0]["text"][2] == "2: 0.014 [0.0061, 0.030]"
 
 

@@ -88,7 +88,7 @@ def in_dump(rows: Rows, provenance: Mapping[str, Any], columns: Mapping[str, str
         """Return how far a column is from the reference."""
         distance = gaps(column, reference)
         state = "unknown" if beyond(distance, noise, group) else "same"
-        return Side(column=name, state=state, distance=float(distance.mean()), k3=k3(reference, column))
+        return Side(column=name, state=state, distance=float(distance.mean()))
 
     train = columns.get("old_log_probs") or columns.get("current_log_probs")
     engine = side(columns.get("rollout_log_probs", ""), rows.q, rows.reference)

@@ -17,7 +17,7 @@ from offpol_diag.numerals import count, counted, doubted, formatted
 from offpol_diag.report import words
 from offpol_diag.report.answer import EXPLAIN, Answer, Fact, Tile, listed
 from offpol_diag.report.charts import charts
-from offpol_diag.result import DumpFacts, Point, Result, at_steps, curve
+from offpol_diag.result import DumpFacts, Result, at_steps, curve
 from offpol_diag.table import Cell, Shown, Table
 from offpol_diag.trainers import named_in
 
@@ -194,7 +194,7 @@ def _rejected(result: Result) -> Tile:
 
 def _tile(result: Result, name: str, key: str, number: Number, **more: str) -> Tile:
     """Return a tile with its curve over the steps, and the ends of that."""
-    points = curve(result, name)
+    points = [*curve(result, name).values()]
     known = [one for one in points if one.value is not None]
     heights, trend = list[float | None](), ""
     if len(known) > 1 and is_flat(known):
@@ -208,7 +208,7 @@ def _tile(result: Result, name: str, key: str, number: Number, **more: str) -> T
     return Tile(title(key.removeprefix(result.prefix)), key, number, curve=heights, trend=trend, **more)
 
 
-def is_flat(points: Sequence[Point]) -> bool:
+def is_flat(points: Sequence[Number]) -> bool:
     """Return whether one value lies within the 95% interval of every step; without intervals: no."""
     ends = [one.interval for one in points if one.interval]
     return len(ends) == len(points) and max(low for low, _ in ends) <= min(high for _, high in ends)

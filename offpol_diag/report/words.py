@@ -142,7 +142,7 @@ def checks(result: Result) -> Iterator[Line]:
             yield Line("K1 is negative, and no known fault explains it", "un", f"{detail} {OTHER_REASONS}")
     synced, apart = in_sync(result), apart_in_sync(result)
     if apart and not result.is_bug:
-        least, most = (f"{rounded(one.value)} (step {one.step})" for one in apart)
+        least, most = (f"{rounded(k3)} (step {step})" for step, k3 in apart.items())
         why = "With weights in sync only numerics differ, by about as much at every step."
         yield Line(f"In sync (lag 0) K3 is {least} to {most}", "un", why)
     elif synced and not result.is_bug and (row := band("k3", Number(value=synced.value))):

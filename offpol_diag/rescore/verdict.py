@@ -202,7 +202,6 @@ def side(name: str, column: Floats, evidence: Evidence, noise_of: Callable[[Vari
         column=name,
         state=state,
         distance=float(distance.mean()),
-        k3=k3(evidence.reference, column),
         variant="" if state == "same" else best,
         meaning="" if state == "same" else variant.meaning,
         fix=variant.fix if found else "",
