@@ -31,19 +31,14 @@ def rows_of(sigma, seed, many, steps=4, outliers=0.0):
     return rows
 
 
-def tokens_of(rows):
-    """Return the unmasked tokens of rows, one by one."""
-    return [
-        {"at": t, "q": q, "p": p, "d": p - q, "k3": math.expm1(p - q) - (p - q)}
-        | {"step": row["step"], "lag": row["policy_lag"]}
-        for row in rows
-        for t, (q, p) in enumerate(zip(row["rollout_log_probs"], row["old_log_probs"], strict=True))
-        if row["response_mask"][t]
-    ]
-
-
 ROWS = rows_of(0.8, 5, 400, outliers=0.02)
-TOKENS = tokens_of(ROWS)
+TOKENS = [  # those that are not masked
+    {"at": t, "q": q, "p": p, "d": p - q, "k3": math.expm1(p - q) - (p - q)}
+    | {"step": row["step"], "lag": row["policy_lag"]}
+    for row in ROWS
+    for t, (q, p) in enumerate(zip(row["rollout_log_probs"], row["old_log_probs"], strict=True))
+    if row["response_mask"][t]
+]
 
 
 @pytest.fixture(scope="module")

@@ -81,8 +81,8 @@ def test_the_other_charts_hold_the_numbers_of_the_result():
 
     assert_drawn(traces["drifts"][0], [summary.whole[f"{prefix}k1"] for prefix in ("", "drift2.", "total.")])
     assert traces["histogram"][0]["y"] == [many for *_, many, _ in charts.log_ratios]
-    (_, _, median, p90, p99, *_), counts = zip(*charts.noise, strict=True), charts.density[1]
-    assert [tuple(one["y"]) for one in traces["noise"]] == [p99, p90, median]
+    (_, _, median, p90, p99, _, synced), counts = zip(*charts.noise, strict=True), charts.density[1]
+    assert [tuple(one["y"]) for one in traces["noise"]] == [p99, p90, median, synced]
     cells = [0 if z is None else round(10**z) for row in traces["density"][0]["z"] for z in row]
     assert cells == [row[i] for i in range(len(counts)) for row in counts]
     tails = [charts.tails[over] for over in ("tokens", "sequences")]

@@ -100,10 +100,7 @@ def escaped(text: str) -> str:
 
 
 def curve(x: Sequence[Any], numbers: Sequence[Number], name: str, colour: str, **more: Any) -> Dict:
-    """Return a line through numbers, with their 95% intervals as error bars; it breaks where one is unknown.
-
-    `name` stands in the legend; `more` are further settings of plotly's trace.
-    """
+    """Return a line `name` through numbers with 95% error bars; `more` are settings of plotly's trace."""
     ends = [(n.value or 0.0, *(n.interval or (n.value or 0.0,) * 2)) for n in numbers]
     up = [finite(max(high - y, 0.0)) for y, _, high in ends]
     down = [finite(max(y - low, 0.0)) for y, low, _ in ends]
@@ -237,36 +234,40 @@ def drifts(result: Result) -> Chart | None:
 
 
 def histogram(result: Result) -> Chart | None:
-    """The log-ratios of all tokens."""
+    """The log-ratios of all tokens, and of those at lag 0."""
     if not result.charts.log_ratios:
         return None
-    low, high, tokens, _ = zip(*result.charts.log_ratios, strict=True)
+    low, high, tokens, synced = zip(*result.charts.log_ratios, strict=True)
     x = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
     colours = [ORANGE if at < -FACTOR_2 else BLUE if at > FACTOR_2 else GREY for at in x]
     width = [b - a for a, b in zip(low, high, strict=True)]
     bars: Dict = {"type": "bar", "x": x, "y": [*tokens], "width": width, "marker": {"color": colours}}
     bars |= {"showlegend": False, "hovertemplate": "Δ %{x:.3g}: %{y:,} tokens<extra></extra>"}
+    known = [Number(n or None) for n in synced]
+    lines = [curve(x, known, "at lag 0", TEAL, mode="lines")] if any(synced) else []
     off, less, more = result.main("f_2").value, result.charts.less, result.charts.more
     title = f"{rounded(off, 'share')} of the tokens differ by more than a factor of 2"
     if off and less is not None and more is not None:
         below, above = rounded(less, "share"), rounded(more, "share")
         title += f": {below} are less likely under the trainer, {above} more"
     y = LOG | {"range": [-0.15, math.log10(max(tokens) or 1) + 0.2]}
-    panel = Panel("Δ = log π_train − log π_rollout, nats", "tokens", [bars], {}, y)
+    panel = Panel("Δ = log π_train − log π_rollout, nats", "tokens", [bars, *lines], {}, y)
     return chart("histogram", title, panel)
 
 
 def noise(result: Result) -> Chart | None:
-    """Quantiles of |Δ| by the rollout probability of the token."""
+    """Quantiles of |Δ| by the rollout probability of the token, of all tokens and of those at lag 0."""
     rows = [row for row in result.charts.noise if row[2] is not None]
     if len(rows) < 3:
         return None
-    low, high, median, p90, p99, *_ = zip(*rows, strict=True)
+    low, high, p50, p90, p99, _, lag_0 = zip(*rows, strict=True)
     bins = [f"π_rollout {a:.4g} to {b:.4g}" for a, b in zip(low, high, strict=True)]
     hover = {"customdata": bins, "hovertemplate": "%{customdata}: %{y:.2g} nats"}
     x, traces = [logit((a + b) / 2) for a, b in zip(low, high, strict=True)], list[Dict]()
-    for name, y, colour in (("99%", p99, GREY), ("90%", p90, BLUE), ("median", median, TEAL)):
-        traces.append(curve(x, [*map(Number, y)], name, colour, **hover))
+    lines = (("99%", p99, GREY), ("90%", p90, BLUE), ("median", p50, TEAL), ("90%, lag 0", lag_0, PURPLE))
+    for name, y, colour in lines:
+        if any(value is not None for value in y):
+            traces.append(curve(x, [*map(Number, y)], name, colour, **hover))
     middle = min(rows, key=lambda row: abs(row[1] - 0.5))
     title = f"One in ten tokens of π_rollout from {middle[0]:.2g} to {middle[1]:.2g} is off by "
     title += f"{rounded(middle[3])} nats or more"
@@ -308,9 +309,8 @@ def tail(result: Result) -> Chart | None:
         khats.append(f"{rounded(found.khat.value)} for {unit} ({weight} {found.limit:.2g})")
     if not traces:
         return None
-    title = f"The tail of the weights has a k̂ of {' and of '.join(khats)}"
     panel = Panel("share of the weights above", "log weight (lines: fit)", traces, LOG)
-    return chart("tail", title, panel)
+    return chart("tail", f"The tail of the weights has a k̂ of {' and of '.join(khats)}", panel)
 
 
 def position(result: Result) -> Chart | None:
@@ -337,8 +337,7 @@ def length(result: Result) -> Chart | None:
     title = f"Sequence weights over {count(x[-1])} tokens keep {rounded(ess[-1].value, 'share')} ESS"
     if found.longest is not None:
         title = f"Sequence weights keep less than 10% ESS beyond about {rounded(found.longest)} tokens"
-    if found.median:
-        title += f"; the median response has {found.median}"
+    title += f"; the median response has {found.median}" if found.median else ""
     line = curve(x, ess, "", TEAL)
     panel = Panel("tokens multiplied into one weight", "ESS of sequence weights", [line], LOG, SHARE)
     return chart("length", title, panel)

@@ -31,8 +31,7 @@ from offpol_diag.result import Result, in_sync
 if TYPE_CHECKING:
     from offpol_diag.check import Checked
 
-NOT_IN_HTML = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Control characters and lone surrogates."""
+NOT_IN_HTML = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # controls, lone surrogates
 
 
 def page(result: Result | Checked) -> str:
