@@ -78,10 +78,10 @@ class Course:
     Attributes:
         steps: those that are large enough to be compared, [N].
         level: the mean level of each, [N].
-        high: flags of steps whose level is apart from that of steps at rounding, [N]; none where no step is.
-        back: whether a step is at rounding after one whose level is apart.
+        high: flags of steps whose level is far above that of steps at rounding, [N]; none where no step is.
+        back: whether a step is at rounding after one that is far above it.
         growth: factor by which K3 grows over at least four steps, and the level with it; 0 if it does not.
-        at_first: whether step 0 is as far off as any other.
+        at_first: whether step 0 is about as far off as any other.
         text: levels by step in words.
     """
 

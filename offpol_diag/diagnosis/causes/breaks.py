@@ -43,10 +43,8 @@ class LongContext(Cause):
             times = float(high.mean() / max(low.mean(), 1e-9))
             several = np.mean(high > 2 * low + 0.01) >= MOST_ROWS  # not each at a token of its own
             if times > best and several and high.mean() > NATS:
-                evidence = (
-                    f"tokens {at / 1.5:.0f} to {at}{place} differ by {low.mean():.2g} nats on average, "
-                    f"tokens {at} to {1.5 * at:.0f} by {high.mean():.2g}, {times:.1f} times as much"
-                )
+                ranges = f"{at / 1.5:.0f} to {at}{place}", f"{at} to {1.5 * at:.0f}"
+                evidence = self.evidence.format(ranges[0], low.mean(), ranges[1], high.mean(), times)
                 words, beyond = {"position": f"{at}{place}"}, position >= at
                 best, found = times, Found(self, evidence, rows, beyond, rows.keep(~beyond), words=words)
         return found

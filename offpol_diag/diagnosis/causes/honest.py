@@ -100,10 +100,7 @@ class MoeOutliers(Cause):
         fits = profile.same_weights and profile.common < Common.OTHER_STEP
         if not recorded or not profile.outlying or not fits:
             return None
-        evidence = (
-            f"{profile.outliers_text}, beyond 8 times the usual |Δ|/(1 − q) of {profile.usual:.2g}; the dump "
-            f"says {recorded}"
-        )
+        evidence = self.evidence.format(profile.outliers_text, profile.usual, recorded)
         return Found(self, evidence, rows, rows.every)
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:

@@ -93,9 +93,8 @@ class SpecialToken(Cause):
         if rows.gap[tokens].mean() < USUAL * usual or rows.scaled_gap[tokens].mean() < UNSURE * level:
             return None  # other tokens that begin responses, or are uncertain, are off as well
         names = ", ".join(map(str, ids[worst]))
-        evidence = self.evidence.format(
-            tokens.sum(), names, rows.gap[tokens].mean(), rows.gap[~tokens].mean()
-        )
+        inside, outside = rows.gap[tokens].mean(), rows.gap[~tokens].mean()
+        evidence = self.evidence.format(tokens.sum(), names, inside, outside)
         return Found(self, evidence, rows, tokens, rows.keep(~tokens), words={"ids": names})
 
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows | None:

@@ -167,11 +167,9 @@ class RowPermutation(Cause):
                 return self._unmatched(rows, bad)
         who, mates, names = bad[matched], mate[matched], rows.column("sequence_id")
         evidence = self.evidence.format(len(who), rows.sequences, least[matched].mean(), own[matched].mean())
-        words = {
-            "examples": ", ".join(f"{names[i]} → {names[j]}" for i, j in zip(who[:3], mates[:3], strict=True))
-        }
-        repaired = _matched(rows, who, mates, np.setdiff1d(bad, who))
-        return Found(self, evidence, rows, of(rows, who)[rows.owner], repaired, exact=True, words=words)
+        examples = ", ".join(f"{names[i]} → {names[j]}" for i, j in zip(who[:3], mates[:3], strict=True))
+        repaired, tokens = _matched(rows, who, mates, np.setdiff1d(bad, who)), of(rows, who)[rows.owner]
+        return Found(self, evidence, rows, tokens, repaired, exact=True, words={"examples": examples})
 
     def _unmatched(self, rows: Rows, bad: Ints) -> Found | None:
         """Find permuted rows whose partners are not in the sample: equal distributions, unrelated columns."""

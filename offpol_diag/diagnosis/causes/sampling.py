@@ -138,9 +138,8 @@ class TruncatedSampling(Cause):
     def make(self, rows: Rows, rng: np.random.Generator) -> Rows:
         """Keep 70% to all of the mass of each token's distribution, on the rollout's side."""
         keep = np.where(rng.random(rows.tokens) < 0.3, 1.0, rng.uniform(0.8, 1.0, rows.tokens))
-        return replace(
-            rows, q=np.minimum(rows.q - np.log(np.maximum(keep, np.exp(rows.q))), 0.0), entropy=None
-        )
+        kept = np.log(np.maximum(keep, np.exp(rows.q)))
+        return replace(rows, q=np.minimum(rows.q - kept, 0.0), entropy=None)
 
 
 class RawLogProbs(Cause):
@@ -218,10 +217,7 @@ class TrainerTemperature(Cause):
 
 def _tempered(cause: Cause, rows: Rows, fit: Temperature, words: dict[str, str]) -> Found:
     """Return a temperature that was fitted; the repair has the rollout's log-probs at that temperature."""
-    evidence = (
-        f"{rows.once(Identities.of).text}; log π_train follows {fit.power:.2f} × log π_rollout "
-        f"(renormalised), which explains {percent(fit.explained)} of the mean square of Δ"
-    )
+    evidence = cause.evidence.format(rows.once(Identities.of).text, fit.power, percent(fit.explained))
     repaired = replace(rows, q=tempered(rows.q, fit.power, fit.rest), entropy=None)
     return Found(cause, evidence, rows, rows.every, repaired, approximate=True, words=words)
 

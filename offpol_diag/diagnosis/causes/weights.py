@@ -113,10 +113,7 @@ class ModelDiffers(Cause):
         from_start = profile.in_sync and course.at_first
         if not plain or profile.usual < DIFFERENT or noise or not from_start:
             return None
-        evidence = (
-            f"{profile.evidence}; by step {course.text}, at a recorded lag of 0; the dump says {plain}, with "
-            "which two engines differ by 0.04"
-        )
+        evidence = self.evidence.format(profile.evidence, course.text, plain)
         return Found(self, evidence, rows, rows.every)
 
 
