@@ -25,7 +25,7 @@ from offpol_diag.report.charts import charts
 from offpol_diag.report.terminal import LINES, PIPE_WIDTH, make_console
 from offpol_diag.report.terminal import tables as draw
 from offpol_diag.report.words import grows
-from offpol_diag.result import CandidateCause, Point, load
+from offpol_diag.result import CandidateCause, load
 from offpol_diag.table import Table
 from tests.factory import dump_facts, make_summary
 
@@ -275,7 +275,7 @@ def test_a_curve_shows_its_shape():
 )
 def test_a_curve_is_flat_where_one_value_lies_within_every_interval(values, halves, flat):
     ends = [None if half is None else (x - half, x + half) for x, half in zip(values, halves, strict=True)]
-    points = [Point(str(i), x, end) for i, (x, end) in enumerate(zip(values, ends, strict=True))]
+    points = [Number(x, end) for x, end in zip(values, ends, strict=True)]
     assert is_flat(points) is flat
 
 
