@@ -195,7 +195,8 @@ def show(out: Output, function: Function, *what: Any, **asked: Any) -> Any:
     where = "".join(printable(f"{label:<8}{file}") + "\n" for label, file in named)
     summary = "" if STDOUT in texts else render(found, "terminal", out.verbose, out.quiet) + where
     write(texts, summary)
-    sys.stderr.write("" if summary else where)
+    if not summary:  # even an empty text fails where stderr cannot be written
+        sys.stderr.write(where)
     return found
 
 
