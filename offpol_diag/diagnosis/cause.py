@@ -1,7 +1,8 @@
 """A cause of a mismatch: what it looks like, how it is found, confirmed and fixed, and how it is made.
 
-A cause is a subclass in `causes/`, listed in `registry.CAUSES`, with its words in data/causes.toml. What
-`doctor` answers and explains, docs/causes.md, the tests and benchmarks/doctor.py are made of these.
+A cause is a subclass in `causes/`, listed in `registry.CAUSES`; how each trainer's settings confirm it, and
+public threads, are in data/causes.toml. What `doctor` answers and explains, docs/causes.md, the tests and
+benchmarks/doctor.py are made of these.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from offpol_diag.diagnosis.rows import Flags, Rows
 
 TRAINERS = {"verl": "verl", "trl": "TRL", "slime": "slime", "nemo-rl": "NeMo-RL"}
 """Key in data/causes.toml → what the trainer is called."""
-TEXTS = tomllib.loads(files("offpol_diag").joinpath("data", "causes.toml").read_text(encoding="utf-8"))
-"""Id of a cause → its words: texts of `Cause`, settings of trainers, threads."""
+DATA = tomllib.loads(files("offpol_diag").joinpath("data", "causes.toml").read_text(encoding="utf-8"))
+"""Id of a cause → how each trainer's settings confirm it, and public threads."""
 
 
 class Thread(NamedTuple):
@@ -83,7 +84,7 @@ class Found:
 class Cause:
     """One cause: the docstring has its title, and what it looks like in the numbers.
 
-    Its words are its table in data/causes.toml, texts with fields in braces that `Found.words` fills in.
+    Its texts have fields in braces that `Found.words` fills in.
 
     Attributes:
         id: the name, as in `doctor --explain ID`.
@@ -116,11 +117,6 @@ class Cause:
     apart: ClassVar[Mapping[str, str]] = {}
     blanks: ClassVar[Mapping[str, str]] = {}
 
-    def __init_subclass__(cls) -> None:
-        for name, value in TEXTS[cls.id].items():
-            if name in Cause.__annotations__:
-                setattr(cls, name, value)
-
     @property
     def title(self) -> str:
         """What is wrong, in a clause."""
@@ -139,12 +135,12 @@ class Cause:
     @property
     def settings(self) -> Mapping[str, str]:
         """Trainer → how its own settings and columns confirm it."""
-        return {name: text for name, text in TEXTS[self.id].items() if name in TRAINERS}
+        return {name: text for name, text in DATA[self.id].items() if name in TRAINERS}
 
     @property
     def threads(self) -> tuple[Thread, ...]:
         """Public threads in which it turned out to be the cause."""
-        return tuple(Thread(**one) for one in TEXTS[self.id].get("threads", ()))
+        return tuple(Thread(**one) for one in DATA[self.id].get("threads", ()))
 
     def look(self, rows: Rows) -> Found | None:
         """Look for it in rows that are repaired of what was found before; None if it is not there."""

@@ -27,6 +27,18 @@ class LongContext(Cause):
 
     kind = "model"
     id = "long_context"
+    sentence = "beyond about token {position}, engine and trainer compute different things"
+    evidence = "tokens {} differ by {:.2g} nats on average, tokens {} by {:.2g}, {:.1f} times as much"
+    confirm = (
+        "score one long response with the engine's prefill, with its decode and with the trainer: see which "
+        "one stands alone"
+    )
+    fix = (
+        "switch these off one by one: cascade attention, an fp8 cache, a window, RoPE scaling, position ids "
+        "in bf16"
+    )
+    after = "without what lies beyond"
+    apart = {"retokenization": "Each sequence breaks at a position of its own."}
 
     def look(self, rows: Rows) -> Found | None:
         """Find the position, in the response or in the whole context, at which |Δ| jumps most."""
@@ -78,6 +90,15 @@ class Retokenization(Cause):
     """
 
     id = "retokenization"
+    sentence = "{share} of the sequences break at a token: after it the columns belong to different text"
+    evidence = "{:,} of {:,} sequences agree to {:.2g} nats a token outside and differ by {:.2g} inside"
+    confirm = "decode token_ids of these sequences around the break, and compare with the engine's ids"
+    fix = (
+        "train on the engine's token ids (vLLM: return_token_ids; SGLang: output_ids), not on text that is "
+        "tokenized again"
+    )
+    after = "without what follows the breaks"
+    apart = {"off_by_one": "The whole response is shifted, from its first token on."}
 
     def look(self, rows: Rows) -> Found | None:
         """Find a block in each sequence: to its end, one that fades, or one that was not sampled."""

@@ -27,6 +27,15 @@ class Boundary(Cause):
     """
 
     id = "boundary"
+    sentence = "{place} is logged wrongly"
+    evidence = (
+        "{} differs by {:.2g} nats on average, tokens elsewhere by {:.2g}; the columns correlate {:.2f} there"
+    )
+    confirm = "compare both columns at {place} of a few sequences with log-softmax of its logits"
+    fix = "shift within each sequence and not across packed ones (cu_seqlens, not torch.roll)"
+    after = "without these tokens"
+    apart = {"wrong_context": "The excess at the first token decays over tens of tokens."}
+    blanks = {"place": "the first or the last token"}
 
     def look(self, rows: Rows) -> Found | None:
         """Find a place that alone stands out, with unrelated columns."""
@@ -83,6 +92,15 @@ class WrongContext(Cause):
     """
 
     id = "wrong_context"
+    sentence = "engine and trainer scored {share} of the responses after different prompts"
+    evidence = (
+        "in {:,} of {:,} longer responses the first 8 tokens differ by {:.2g} nats on average, those from 32 "
+        "on by {:.2g}"
+    )
+    confirm = "print the prompt ids that the engine got and those the trainer used for one of these sequences"
+    fix = "apply the chat template once, with the same system prompt and tools, and pass prompt ids, not text"
+    after = "without these sequences, or without their first 32 tokens if all are affected"
+    apart = {"model_differs": "The excess does not decay along the response."}
 
     def look(self, rows: Rows) -> Found | None:
         long = rows.lengths >= LATE + EARLY

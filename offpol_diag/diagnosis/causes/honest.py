@@ -28,6 +28,11 @@ class Stale(Cause):
     id = "stale"
     speaks_for = ("behind", "grows", "wide", "shared")
     speaks_against = ("flat over lag", "noise", "at lag 0", "close")
+    sentence = "stale weights: the engine sampled with older weights than the trainer's"
+    confirm = "K3 by policy_lag falls to the engine's own level at lag 0"
+    fix = "fewer steps between weight syncs"
+    statement = "Stale weights: the engine's are older than the trainer's."
+    apart = {"weights_not_synced": "Weights that do not arrive differ at a recorded lag of 0, too."}
 
     def fits(self, profile: Profile) -> bool:
         return not profile.in_sync
@@ -58,6 +63,15 @@ class QuantizedRollout(Cause):
     id = "quantized_rollout"
     speaks_for = ("quantised", "broad", "at lag 0")
     speaks_against = ("partly", "plain", "grows", "wide", "shared", "noise", "close")
+    sentence = "a quantised rollout, as the dump says ({recorded})"
+    confirm = "the same dump with a bf16 rollout"
+    fix = "a higher precision of the rollout"
+    statement = "A quantised rollout: weights, activations or cache of few bits."
+    apart = {
+        "weights_not_synced": (
+            "With other weights, more than 40% of the variance of r is common to tokens of a kind."
+        ),
+    }
 
     def fits(self, profile: Profile) -> bool:
         return profile.usual <= WIDELY and not profile.course.back
@@ -89,6 +103,12 @@ class MoeOutliers(Cause):
     id = "moe_outliers"
     speaks_for = ("outliers", "noise")
     speaks_against = ("grows", "shared")
+    sentence = "most tokens agree closely and a few differ by much, as where experts are routed differently"
+    evidence = "{}, beyond 8 times the usual |Δ|/(1 − q) of {:.2g}; the dump says {}"
+    confirm = "log router choices on both sides; replay them in the trainer (routing replay, R3)"
+    fix = "router in float32, or routing replay"
+    statement = "Experts that are routed differently in engine and trainer."
+    apart = {"sentinel": "A sentinel is one constant."}
 
     def fits(self, profile: Profile) -> bool:
         shaped = profile.few_carry >= MOSTLY and profile.usual <= 3 * ROUNDED
@@ -122,6 +142,9 @@ class Numerics(Cause):
     id = "numerics"
     speaks_for = ("close", "noise")
     speaks_against = ("partly", "broad", "grows", "beyond rounding")
+    sentence = "numerics: the same weights computed by two engines"
+    statement = "Other kernels: the same weights, computed differently."
+    apart = {"quantized_rollout": "With few bits, more is common to tokens of a kind."}
 
     def fits(self, profile: Profile) -> bool:
         little = profile.usual <= 2 * ROUNDED or profile.common <= Common.ROUNDING

@@ -28,6 +28,17 @@ class RepetitionPenalty(Cause):
     kind = "sampled"
     needs = ("token_ids",)
     id = "repetition_penalty"
+    sentence = (
+        "the engine penalises tokens that came before, and only the rollout column includes the penalty"
+    )
+    evidence = (
+        "Δ of tokens whose id came before lies {:.2g} nats above that of others ({:.2g} and {:.2g}): {} of "
+        "its variance"
+    )
+    confirm = "look for penalties in the rollout's sampling parameters and the model's generation_config.json"
+    fix = "sample with repetition_penalty=1.0 and no presence or frequency penalty"
+    after = "without tokens that came before"
+    apart = {"special_token": "Certain ids are off, whether they came before or not."}
 
     def look(self, rows: Rows) -> Found | None:
         came, delta = rows.repeated, np.clip(rows.delta, -CAP, CAP)
@@ -69,6 +80,13 @@ class SpecialToken(Cause):
 
     needs = ("token_ids",)
     id = "special_token"
+    sentence = "tokens with id {ids} are scored differently wherever they stand"
+    evidence = "{:,} tokens with id {} differ by {:.2g} nats on average, all others by {:.2g}"
+    confirm = "decode id {ids}; compare its embedding and its row of the output layer in engine and trainer"
+    fix = "sync embeddings and lm_head of added tokens, and treat bad_words and logit_bias alike"
+    after = "without these tokens"
+    apart = {"repetition_penalty": "Whatever came before in the response has a lower log-prob."}
+    blanks = {"ids": "in the answer"}
 
     def look(self, rows: Rows) -> Found | None:
         assert rows.ids is not None

@@ -32,6 +32,13 @@ class OffByOne(Cause):
     """
 
     id = "off_by_one"
+    sentence = "the rollout column is shifted by {tokens} against the train column"
+    evidence = "the columns correlate {:.2f} at {} apart and {:.2f} in place, in {:,} of {:,} sequences"
+    confirm = "shift one column by {tokens} and compute K3 again"
+    fix = "{slice}; logits at position t − 1 score token t, so slice logits[:, :-1] and tokens[:, 1:]"
+    after = "with the shift undone"
+    apart = {"retokenization": "The columns agree up to some token, and are shifted after it."}
+    blanks = {"tokens": "the number of tokens in the answer", "slice": "move one column"}
 
     def look(self, rows: Rows) -> Found | None:
         """Find a shift in runs of unmasked tokens, each by itself, as after a tool's answer."""
@@ -146,6 +153,16 @@ class RowPermutation(Cause):
     """
 
     id = "row_permutation"
+    sentence = "rows are permuted: train log-probs stand beside another sequence's rollout log-probs"
+    evidence = (
+        "{:,} of {:,} sequences agree with another sequence to {:.2g} nats a token and with their own to "
+        "{:.2g}"
+    )
+    confirm = "compare rows whose train log-probs belong to another row: {examples}"
+    fix = "restore the order after dynamic batching or sorting by length, or join by sequence id"
+    after = "with the rows matched"
+    apart = {"off_by_one": "The same row fits after a shift."}
+    blanks = {"examples": "the answer names some"}
 
     def look(self, rows: Rows) -> Found | None:
         """Match the first tokens of rows that differ; both ends are left out, whose faults are others."""
@@ -234,6 +251,15 @@ class SegmentOrder(Cause):
     """
 
     id = "segment_order"
+    sentence = "parts of a row stand in the wrong order: one column's pieces equal the other's elsewhere"
+    evidence = (
+        "{:,} tokens of {:,} sequences equal the other column elsewhere in the row to {:.2g} nats, in place "
+        "to {:.2g}"
+    )
+    confirm = "score one of the rows named here without context parallelism: its columns then line up"
+    fix = "put the pieces of context parallelism back in order (zigzag: rank i has pieces i and 2n − 1 − i)"
+    after = "with the pieces put back"
+    apart = {"off_by_one": "The whole row fits after one shift."}
 
     def look(self, rows: Rows) -> Found | None:
         bad = np.flatnonzero((rows.mean_gap > BAD) & (rows.lengths >= 2 * WINDOW))

@@ -123,6 +123,15 @@ class TruncatedSampling(Cause):
 
     kind = "sampled"
     id = "truncated_sampling"
+    sentence = "tokens were sampled with top-p, top-k or min-p, and only the rollout column includes it"
+    evidence = (
+        "E[r] = {:.5g} [{:.5g}, {:.5g}], and r lies below 1 nearly always: 99.5% of Δ are below {:.2g} and "
+        "99.8% above {:.2g} nats"
+    )
+    confirm = "check the sampling parameters of the rollout: top_p < 1, top_k > 0 or min_p > 0"
+    fix = "sample with top_p=1.0, top_k=-1 and min_p=0, or apply the same filter to the trainer's logits"
+    after = "with the rollout log-probs renormalised over the whole vocabulary (approximate)"
+    apart = {"rollout_raw_logprobs": "K1 is negative, or E[r] is above 1."}
 
     def look(self, rows: Rows) -> Found | None:
         _, ratio, tv = rows.once(Identities.of)
@@ -152,6 +161,14 @@ class RawLogProbs(Cause):
     kind = "sampled"
     id = "rollout_raw_logprobs"
     unknown = {"temperature": ""}
+    sentence = "the rollout column does not hold the distribution that tokens were sampled from{temperature}"
+    evidence = (
+        "{}; log π_train follows {:.2f} × log π_rollout (renormalised), which explains {} of the mean square "
+        "of Δ"
+    )
+    confirm = "compare a logged value with log-softmax(logits / temperature) of that token"
+    fix = "log processed log-probs (vLLM: logprobs_mode; SGLang: --enable-return-processed-logprobs)"
+    apart = {"trainer_temperature": "E[r] is 1, and K1 is positive."}
 
     def look(self, rows: Rows) -> Found | None:
         """Find a temperature with k1 below 0, or a surprisal that is not the logged entropy."""
@@ -204,6 +221,14 @@ class TrainerTemperature(Cause):
 
     kind = "sampled"
     id = "trainer_temperature"
+    sentence = "the trainer divides its logits by {times} times the sampling temperature"
+    evidence = (
+        "{}; log π_train follows {:.2f} × log π_rollout (renormalised), which explains {} of the mean square "
+        "of Δ"
+    )
+    confirm = "look for the division by temperature in the trainer's log-prob computation"
+    fix = "divide the logits by the sampling temperature, once, before log-softmax"
+    apart = {"rollout_raw_logprobs": "E[r] is not 1."}
 
     def look(self, rows: Rows) -> Found | None:
         fit = rows.once(fit_temperature)

@@ -38,6 +38,21 @@ class Sentinel(Cause):
     """
 
     id = "sentinel"
+    sentence = "{share} of the {column} log-probs are the constant {value}, which stands for a missing value"
+    evidence = (
+        "{:,} tokens of {:,} sequences hold exactly {:.7g} in the {} column, in runs of {:.2g} on average"
+    )
+    confirm = (
+        "look for these tokens in the {side}'s own output: the constant is put in place of a missing "
+        "log-prob later"
+    )
+    fix = (
+        "mask these tokens, and find where their log-probs get lost: aborted or streamed requests, an "
+        "appended end token"
+    )
+    after = "with these tokens masked"
+    apart = {"wrong_mask": "Its tokens were never sampled, and stand in blocks."}
+    blanks = {"side": "engine or trainer"}
 
     def look(self, rows: Rows) -> Found | None:
         for name, x, other in rows.both:
@@ -128,6 +143,15 @@ class WrongMask(Cause):
     """
 
     id = "wrong_mask"
+    sentence = "the response mask includes tokens that were not sampled: tool output or padding"
+    evidence = (
+        "{:,} tokens at the end of {:,} sequences hold exactly {:.7g} in the rollout column and {:.7g} in "
+        "the train column"
+    )
+    confirm = "print response_mask next to the text of the sequences named here"
+    fix = "set response_mask to 0 on tool output, observations and padding"
+    after = "with these tokens masked"
+    apart = {"sentinel": "A missing log-prob is one constant, at single tokens."}
 
     def look(self, rows: Rows) -> Found | None:
         """Find sequences of one length that end in runs of one constant in both columns.
@@ -162,6 +186,11 @@ class CopiedMean(Cause):
     """
 
     id = "copied_mean"
+    sentence = "the {column} column holds one value for each sequence, copied to all of its tokens"
+    confirm = "print one sequence of the {column} column before anything is averaged"
+    fix = "write the log-prob of each sampled token: no masked mean, no cumulative_logprob / length"
+    apart = {"sentinel": "A sentinel is the same number in all responses."}
+    blanks = {"column": "rollout or train"}
 
     def look(self, rows: Rows) -> Found | None:
         first = rows.starts[:-1]
@@ -203,6 +232,10 @@ class LowPrecision(Cause):
     """
 
     id = "low_precision_storage"
+    sentence = "the {column} log-probs were rounded to {grid} before they were written"
+    confirm = "check the dtype of the tensor where it is gathered, cast or serialised"
+    fix = "compute log-softmax in float32 and keep it in float32: no .to(torch.bfloat16), no rounding in JSON"
+    apart = {"numerics": "Kernels leave noise around any value, not a grid."}
 
     def look(self, rows: Rows) -> Found | None:
         for name, x, _ in rows.both:
@@ -240,6 +273,15 @@ class Top1Logged(Cause):
     """
 
     id = "top1_logged"
+    sentence = "the {column} column holds the log-prob of the likeliest token, not of the sampled one"
+    evidence = (
+        "the {} column is below the other by more than {:g} nats at {} of the tokens, above it by more than "
+        "{:g} at {}"
+    )
+    confirm = "print the dict of log-probs of one token: the sampled id's entry is not always the first"
+    fix = "take the entry of the sampled id, not the first (vLLM: logprobs[token_id].logprob)"
+    after = "without the tokens that were not the likeliest"
+    apart = {"rollout_raw_logprobs": "Most tokens are off by a little."}
 
     def look(self, rows: Rows) -> Found | None:
         for name, x, other in rows.both:

@@ -28,6 +28,18 @@ class WeightsNotSynced(Cause):
     kind = "weights"
     speaks_for = ("back", "grows", "wide", "shared", "at lag 0")
     speaks_against = ("noise", "close")
+    sentence = "the engine does not have the trainer's weights {since}, though the dump says policy_lag 0"
+    evidence = (
+        "engine and trainer have other digests in {:,} of {:,} rows of policy lag 0: {:,} of the engine, "
+        "{:,} of the trainer"
+    )
+    confirm = "compare a checksum of one weight tensor on both sides after the next sync"
+    fix = (
+        "check how weights are transferred: adapters never sent or misnamed, a sync that fails or is skipped"
+    )
+    after = "without these sequences"
+    statement = "Weights that do not reach the engine, or only some of them: an adapter, a head or experts."
+    apart = {"stale": "The recorded lag explains the mismatch."}
 
     def fits(self, profile: Profile) -> bool:
         unlike = profile.usual > ROUNDED or profile.changes
@@ -98,6 +110,14 @@ class ModelDiffers(Cause):
     id = "model_differs"
     speaks_for = ("wide", "at lag 0")
     speaks_against = ("grows", "noise", "shared", "close")
+    sentence = "engine and trainer compute different models, from the first step on"
+    evidence = (
+        "{}; by step {}, at a recorded lag of 0; the dump says {}, with which two engines differ by 0.04"
+    )
+    confirm = "score the same responses once more with the checkpoint that both sides loaded"
+    fix = "find out which side it is: offpol-diag rescore DUMP --model CHECKPOINT --try all"
+    statement = "Another model definition: RoPE, a window, sinks, a soft-cap or norms computed differently."
+    apart = {"weights_not_synced": "The weights differ, not the model: digests of single tensors show it."}
 
     def fits(self, profile: Profile) -> bool:
         return not profile.course.back and profile.lags.get(0, 1.0) > HEALTHY_K3
@@ -133,6 +153,15 @@ class GroupFault(Cause):
 
     kind = "weights"
     id = "group_fault"
+    sentence = "sequences with {where} differ {times}-fold more than the others"
+    evidence = (
+        "mean |Δ| of a sequence is {:.2g} nats with {} ({:,} sequences) and {:.2g} with others, medians"
+    )
+    confirm = "restart or replace what is behind {where}, and compare again"
+    fix = "check the weights, the version and the flags of {where}: did it miss a weight sync?"
+    after = "without these sequences"
+    apart = {"quantized_rollout": "A group at another precision is honest if the dump says so."}
+    blanks = {"where": "one value of a column"}
 
     def look_alone(self, rows: Rows) -> Found | None:
         """Find the group that differs most in mean |Δ| from what is usual at its own step and lag."""
