@@ -40,7 +40,14 @@ def option(metavar: str | None, help: str, *flags: str, **more: Any) -> Any:
     return typer.Option(*flags, metavar=metavar, help=help, show_envvar=False, **more)
 
 
-def complete(incomplete: str) -> list[str]:
+def trainer_names(incomplete: str) -> list[str]:
+    """Complete the name of a trainer."""
+    from offpol_diag.trainers import TRAINERS
+
+    return [name for name in TRAINERS if name.startswith(incomplete)]
+
+
+def preset_names(incomplete: str) -> list[str]:
     """Complete the last of several names of presets."""
     from offpol_diag.presets.catalogue import ALL, load
 
@@ -51,10 +58,14 @@ def complete(incomplete: str) -> list[str]:
 What = Annotated[Many, typer.Argument(metavar="DUMP", help="Files, folders, globs or URLs: docs/dumps.md.")]
 """Paths or URLs; or a pyarrow, polars or pandas table, a row per sequence or per token; or a dict from column
 to padded tensors [S, L] (with a `response_mask`) or to one list per sequence."""
-Presets = Annotated[Any, option("PRESET,PRESET", "Corrections: token_is@3; or all.", autocompletion=complete)]
+Presets = Annotated[
+    Any, option("PRESET,PRESET", "Corrections: token_is@3; or all.", autocompletion=preset_names)
+]
 """Names in one text or several, or objects of `offpol_diag.presets`; None for the usual ones."""
 PresetFile = Annotated[Any, option("FILE", "Your presets (docs/preset-files.md).")]
-Trainer = Annotated[str | None, option("TRAINER", "verl, trl, slime, …", "--for")]
+Trainer = Annotated[
+    str | None, option("TRAINER", "verl, trl, slime, …", "--for", autocompletion=trainer_names)
+]
 Columns = Annotated[Any, option("rollout=NAME,old=NAME", "Which column is which; or mask=none.")]
 """A mapping from our names to those of the dump, or its text."""
 OnBadRow = Annotated[Literal["error", "skip"], option(None, "At a row that cannot be read: stop, or go on.")]
@@ -154,7 +165,7 @@ def compare(
 
 def sweep(
     what: What,
-    preset: Annotated[Any, option("PRESET", "Whose threshold moves.", autocompletion=complete)],
+    preset: Annotated[Any, option("PRESET", "Whose threshold moves.", autocompletion=preset_names)],
     *,
     which: Annotated[str | None, option("BOUND", "Which one: weight.upper, reject[0].lower.")] = None,
     at: Annotated[Any, option("1.5,2,3", "Thresholds; by default where the data change.")] = None,

@@ -274,7 +274,7 @@ def sweep(out: Output, what: Sequence[str] = (), **asked: Any) -> None:
 
 @app.command(context_settings={"auto_envvar_prefix": "OFFPOL_DIAG"})
 def presets(
-    name: Annotated[str, typer.Argument(metavar="PRESET,PRESET", autocompletion=api.complete)] = "",
+    name: Annotated[str, typer.Argument(metavar="PRESET,PRESET", autocompletion=api.preset_names)] = "",
     trainer: api.Trainer = None,
     preset_file: api.PresetFile = None,
 ) -> None:

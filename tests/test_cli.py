@@ -233,6 +233,7 @@ def test_the_catalogue_lists_every_preset_under_what_it_does(columns):
         ("ana", "analyze"),
         ("analyze --presets token_is,seq_m", "token_is,seq_mis"),
         ("presets geo_", "geo_rs"),
+        ("analyze --for sl", "slime"),
         ("sweep --prese", "--preset-file"),
         ("gate --fail-on b", "bug"),
     ],

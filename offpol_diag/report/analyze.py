@@ -189,7 +189,8 @@ def _rejected(result: Result) -> Tile:
     masks = [name for name in MASKS if numbers[name].known]
     name, *others = [method] if numbers[method].value or not masks else masks[:2]
     remark = "; ".join((f"by {name}", *(f"{other}: {formatted(numbers[other]).value}" for other in others)))
-    return Tile("Rejected", f"{name}.tokens_rejected", replace(numbers[name], interval=None), "", remark)
+    key = f"{name}.tokens_rejected"
+    return replace(_tile(result, key, key, numbers[name], remark=remark), label="Rejected")
 
 
 def _tile(result: Result, name: str, key: str, number: Number, **more: str) -> Tile:

@@ -147,13 +147,13 @@ class Answer:
 
     @property
     def numbers(self) -> Table:
-        """The tiles as a table of texts: value with its interval, band, and curve or remark."""
+        """The tiles as a table of texts: value with its interval, band, and remark or curve."""
         rows = [
             (
                 one.label,
                 f"{one.value}{'*' * one.doubt} {one.interval}".strip(),
                 one.band,
-                "  ".join(filter(None, (sparkline(one.curve), one.trend, one.remark))),
+                one.remark or "  ".join(filter(None, (sparkline(one.curve), one.trend))),
             )
             for one in self.tiles
         ]
