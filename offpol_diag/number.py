@@ -13,6 +13,9 @@ LARGEST = sys.float_info.max
 OVERFLOWS = "overflows float64; see its log10"
 """Why there is no value, where there is its logarithm."""
 
+UNRELIABLE = "unreliable: "
+"""How the note on a number begins that a heavy tail of the weights leaves unreliable; k̂ follows."""
+
 
 def finite(x: float) -> float:
     """Return x, or the largest float64 of its sign where it overflows."""

@@ -6,7 +6,7 @@ import math
 import re
 from typing import NamedTuple
 
-from offpol_diag.number import Number
+from offpol_diag.number import UNRELIABLE, Number
 
 FRACTIONS = frozenset({"fraction", "share", "probability"})
 """Units written as a percentage."""
@@ -68,7 +68,7 @@ def minus(text: str) -> str:
 
 def doubted(number: Number) -> bool:
     """Return whether the number is unreliable because of heavy-tailed weights."""
-    return number.note is not None and number.note.startswith("unreliable")
+    return (number.note or "").startswith(UNRELIABLE)
 
 
 def format_number(number: Number) -> str:

@@ -152,8 +152,11 @@ def test_the_colours_follow_the_system_and_print_is_light(visit):
 
 def test_a_configuration_is_copied(visit):
     page = visit(permissions=["clipboard-read", "clipboard-write"])
-    page.locator(".tabs > details[open] .cp").click()
-    until(page, "[...document.querySelectorAll('.cp')].some(one => one.textContent === 'Copied')")
+    button = page.locator(".tabs > details[open] .cp")
+    observer = "new MutationObserver(() => labels.push(one.textContent))"  # it reads Copied for a moment only
+    button.evaluate(f"one => {{ window.labels = []; {observer}.observe(one, {{childList: true}}) }}")
+    button.click()
+    until(page, "labels.includes('Copied')")
     assert "rollout_is_threshold: 2.0" in page.evaluate("navigator.clipboard.readText()")
 
 

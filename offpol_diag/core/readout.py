@@ -90,7 +90,7 @@ def facts(dump: Dump, state: State, made: Sequence[str] = ()) -> DumpFacts:
 # ---------------------------------------------------------------- the dump, whatever the preset
 
 MEANS_OF_RATIOS = {
-    **dict.fromkeys(("mean_ratio", "chi2_token"), tails.UNRELIABLE),
+    **dict.fromkeys(("mean_ratio", "chi2_token"), tails.HEAVY),
     **dict.fromkeys(("k3", "tv", "mult_prob_error"), tails.FEW_DECIDE),
 }
 """Means over tokens of what grows like r → the note on them under a heavy tail."""

@@ -20,7 +20,7 @@ from offpol_diag.core.gap import CHI2_SEQUENCE, Drift, Terms
 from offpol_diag.core.histograms import SIZE, edges, index, of_lattice
 from offpol_diag.core.intervals import Formula, Reader, known
 from offpol_diag.core.state import TAIL, Array, State, Table
-from offpol_diag.number import OVERFLOWS, Number, Numbers
+from offpol_diag.number import OVERFLOWS, UNRELIABLE, Number, Numbers
 
 
 def observe(terms: Terms, total: Array, buckets: Array) -> State:
@@ -184,11 +184,11 @@ def _khat(largest: Array, n: int, blank: Number) -> Number:
     return replace(blank, value=fitted.k, note=note)
 
 
-UNRELIABLE = "unreliable: k̂ = {khat:.2f} is above {limit:.2f}"
+HEAVY = UNRELIABLE + "k̂ = {khat:.2f} is above {limit:.2f}"
 FEW_DECIDE = "a few tokens decide it: k̂ = {khat:.2f}"
 
 
-def qualified(number: Number, khat: Number, n: int, note: str = UNRELIABLE) -> Number:
+def qualified(number: Number, khat: Number, n: int, note: str = HEAVY) -> Number:
     """Add a note to a mean over n weights where their tail is too heavy."""
     if khat.value is None or khat.value <= limit(n):
         return number

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from offpol_diag.metrics import Tone, tone
-from offpol_diag.number import Number
+from offpol_diag.number import UNRELIABLE, Number
 from offpol_diag.numerals import count, doubted, formatted, minus
 from offpol_diag.report.charts import Chart
 from offpol_diag.table import Cell, Table
@@ -200,7 +200,7 @@ def shown(cell: Cell) -> Shown:
         return Shown(count(cell), kind="number")
     value, interval = map(minus, formatted(cell))
     if cell.known:
-        return Shown(value, interval, minus((cell.note or "").removeprefix("unreliable: ")), "number")
+        return Shown(value, interval, minus((cell.note or "").removeprefix(UNRELIABLE)), "number")
     reason = ". ".join(filter(None, (value if cell.unknown else "", cell.note)))
     return Shown("unknown" if cell.unknown else value, "", reason, "unknown")
 
