@@ -47,12 +47,12 @@ class Output:
     json: Annotated[Path | None, option("FILE|-", "Write the result as JSON; - is stdout.")] = None
     junit: Annotated[Path | None, option("FILE|-", "Write the verdicts as JUnit XML.")] = None
     tokenizer: Annotated[Path | None, option("FILE", "Show tokens as text: a tokenizer.json.")] = None
-    explain: Annotated[str, option("CAUSE|list", "What is known of a cause; reads no dump.")] = ""
+    explain: Annotated[str, option("CAUSE|list", "Explain a cause; reads no dump.")] = ""
     strict: Annotated[bool, option(None, "Exit with 1 if a bug or a difference is found.", "--strict")] = (
         False
     )
-    quiet: Annotated[bool, option(None, "One line; no progress and no remarks.", "--quiet", "-q")] = False
-    verbose: Annotated[bool, option(None, "Every table, not the short answer.", "--verbose", "-v")] = False
+    quiet: Annotated[bool, option(None, "Print one line; no progress, no remarks.", "--quiet", "-q")] = False
+    verbose: Annotated[bool, option(None, "Show every table.", "--verbose", "-v")] = False
 
 
 SHOWN = ("html", "md", "json", "quiet", "verbose")

@@ -20,12 +20,12 @@ from offpol_diag.core.intervals import (
     LEVEL,
     Formula,
     Groups,
-    compared,
+    difference_of,
     holm,
-    less,
-    over,
+    log_ratio_of,
     p_value,
-    subtracted,
+    ratio_of,
+    subtract,
 )
 from offpol_diag.core.observe import Examined
 from offpol_diag.core.state import COUNTED, Array
@@ -46,18 +46,18 @@ class Side:
     drawn: Mapping[str, Array]
     groups: Groups
 
-    def less(self, other: Side, name: str) -> Number:
+    def difference_to(self, other: Side, name: str) -> Number:
         """Subtract a number of the other side: within each replicate where both have them, else as it is.
 
         What rounding alone makes, as of two passes on a GPU, is 0.
         """
         one, theirs = self.numbers[name], other.numbers[name]
         if name in self.drawn and name in other.drawn:
-            return less(self.drawn[name], other.drawn[name], one, self.groups.fewer(other.groups))
+            return difference_of(self.drawn[name], other.drawn[name], one, self.groups.fewer(other.groups))
         blank = Number(unit=one.unit, over=one.over)
         if one.value is None or theirs.value is None:
             return replace(blank, unknown=one.unknown or theirs.unknown or "not known")
-        return replace(blank, value=float(subtracted(np.array(one.value), np.array(theirs.value))))
+        return replace(blank, value=float(subtract(np.array(one.value), np.array(theirs.value))))
 
 
 def of_preset(out: Readout, summary: Result, preset: Preset) -> Side:
@@ -94,7 +94,7 @@ def of_presets(found: Examined, summary: Result, against: str) -> Comparison:
     sides = {preset.name: of_preset(out, summary, preset) for preset in study.presets}
     first = sides.pop(against)
     differences = {
-        name: {one: side.less(first, one) for one in side.numbers if one in first.numbers}
+        name: {one: side.difference_to(first, one) for one in side.numbers if one in first.numbers}
         for name, side in sides.items()
     }
     drops = kept_rows.dropped(found.state, study.seed, study.pairs) if study.pairs else {}
@@ -180,20 +180,20 @@ def of_runs(runs: Sequence[Examined], results: Sequence[Result]) -> list[Against
 def contrast(name: str, mine: Side, theirs: Side) -> Contrast:
     """Compare one number of A with that of a further run; the p-value is not yet corrected."""
     a, b, one, other = mine.numbers[name], theirs.numbers[name], mine.drawn.get(name), theirs.drawn.get(name)
-    groups, less_a = mine.groups.fewer(theirs.groups), theirs.less(mine, name)
+    groups, off = mine.groups.fewer(theirs.groups), theirs.difference_to(mine, name)
     if one is None or other is None:
         reason = a.unknown or b.unknown or UNTESTED
-        return Contrast(name=name, a=a, b=b, difference=less_a, reason=reason)
+        return Contrast(name=name, a=a, b=b, difference=off, reason=reason)
     powers = name.removeprefix(_drift(name)) in POWERS
-    ratio, p, reason = over(other, one, groups, powers), None, ""
+    ratio, p, reason = ratio_of(other, one, groups, powers), None, ""
     if not groups.enough:
         reason = "too few groups, or some that hold most tokens"
     elif doubted(a) or doubted(b):
         reason = "unreliable: the tail of the weights is too heavy"
     else:
-        p = p_value(subtracted(other, one) if ratio is None else compared(other, one), groups)
+        p = p_value(subtract(other, one) if ratio is None else log_ratio_of(other, one), groups)
         reason = "" if p is not None else a.unknown or b.unknown or "undefined in too many replicates"
-    return Contrast(name=name, a=a, b=b, difference=less_a, ratio=ratio, p_value=p, reason=reason)
+    return Contrast(name=name, a=a, b=b, difference=off, ratio=ratio, p_value=p, reason=reason)
 
 
 def rank(prefix: str, one: Contrast) -> tuple[int, int, bool, float]:

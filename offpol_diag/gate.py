@@ -7,7 +7,7 @@ A limit is judged by the 95% interval of its number:
     limit inside the interval            passed, open: no evidence of a failure
     no interval                          the value alone; on the limit passes
     NaN, unknown, unreliable             could not say
-    unreliable, but certainly beyond it  failed (see `HIDDEN`)
+    unreliable, but certainly beyond it  failed (see `TAIL_WORSENS`)
 
 All together: failed if any failed, else could not say if any could not be judged, else passed.
 """
@@ -97,7 +97,7 @@ class Gates(BaseModel):
 
     @property
     def limits(self) -> list[Limit]:
-        """All limits, the largest values first."""
+        """All limits: upper bounds, then lower bounds."""
         highest = [Limit.of(name, "max", value) for name, value in self.max.items()]
         return highest + [Limit.of(name, "min", value) for name, value in self.min.items()]
 
@@ -146,7 +146,7 @@ def required(gates: Path | None = None, **options: Any) -> Gates:
 
 # ---------------------------------------------------------------- one number
 
-HIDDEN: Mapping[str, Kind] = {
+TAIL_WORSENS: Mapping[str, Kind] = {
     "mean_ratio": "max",
     "chi2_token": "max",
     "chi2_sequence": "max",
@@ -210,7 +210,7 @@ def find(result: Result, limit: Limit) -> Number:
 
 
 def find_by_step(result: Result, limit: Limit) -> tuple[list[tuple[str, Number]], str]:
-    """Return the number at each step, unreliable where that of the dump is, and what is missing.
+    """Return the number at each step, marked unreliable if that of the whole dump is; and what is missing.
 
     Numbers of a pair of policies are by step those of the main pair, without its prefix.
     """
@@ -225,14 +225,17 @@ def find_by_step(result: Result, limit: Limit) -> tuple[list[tuple[str, Number]]
     if not places:
         return [], "no row of this dump has a step"
     every = len(places) + result.axes["step"].left_out
-    missing = f"only {len(rows)} of {every} steps are in this result; gate the dump itself"
-    return rows, "" if len(rows) == every else (not rows and whole.unknown) or missing
+    if len(rows) == every:
+        return rows, ""
+    if not rows and whole.unknown:
+        return rows, whole.unknown
+    return rows, f"only {len(rows)} of {every} steps are in this result; gate the dump itself"
 
 
 def judge_limit(result: Result, limit: Limit) -> GateVerdict:
     """Judge a number, or that of every step by the worst one; one failed step is enough to fail."""
     rows, missing = find_by_step(result, limit) if limit.step else ([("", find(result, limit))], "")
-    certain = HIDDEN.get(limit.name.rpartition(".")[2]) == limit.kind
+    certain = TAIL_WORSENS.get(limit.name.rpartition(".")[2]) == limit.kind
     if limit.name.endswith(DIFFER):
         rows = [(step, replace(number, interval=None)) for step, number in rows]
     each = [(judge(number, limit.kind, limit.value, certain), step, number) for step, number in rows]
@@ -348,7 +351,7 @@ def judge_change(here: Number, there: Number, of: Limit, share: float) -> GateVe
         allowed = share * abs(was.value or 0.0)
         # what a tail hides is worse where it moves the number away from its target, or in its one direction
         above = way.sign != "away" or (here.interval is not None and here.interval[0] >= way.target)
-        certain = above and HIDDEN.get(name) == ("min" if way.sign == "lower" else "max")
+        certain = above and TAIL_WORSENS.get(name) == ("min" if way.sign == "lower" else "max")
         judgment = judge(change, "max", allowed, certain)
         if judgment.passed is not None:
             by, most = format_number(replace(change, note=None)), format_value(allowed, here.unit)

@@ -311,9 +311,7 @@ def test_columns_of_other_names_and_ignored_ones_are_named_in_short_and_every_on
     read = {"rollout_log_probs": "vllm", "old_log_probs": "old_log_probs", "step": "global_step"}
     names = [f"feature_{i}" for i in range(300)]
     summary = make_summary(gates=[], dump=dump_facts(columns=read, others=["host"], ignored=names))
-    short = (
-        "Columns: rollout_log_probs = vllm, step = global_step, no mask, ignored are feature_0, feature_1, "
-    )
+    short = "Columns: rollout_log_probs = vllm, step = global_step, no mask, ignored: feature_0, feature_1, "
     short += "feature_2, feature_3, feature_4 and 295 more."
     assert short in " ".join(terminal(summary).split())
     assert short in markdown(summary)

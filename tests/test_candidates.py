@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,8 +19,8 @@ from offpol_diag.cli import app
 from offpol_diag.diagnosis import decide
 from offpol_diag.diagnosis.candidates import evidence
 from offpol_diag.diagnosis.metadata import FLOORS, PLAIN, QUANTISED, Metadata
-from offpol_diag.diagnosis.profile import Profile
-from offpol_diag.diagnosis.registry import CAUSES
+from offpol_diag.diagnosis.profile import Common, Profile
+from offpol_diag.diagnosis.registry import BY_ID, CAUSES
 from offpol_diag.diagnosis.rows import Rows
 from offpol_diag.gate import judged, required
 from offpol_diag.number import Number
@@ -200,6 +201,21 @@ def test_else_the_causes_that_fit_are_listed_with_a_sentence_for_and_against_and
 )
 def test_what_the_dump_rules_out_is_no_candidate(tmp_path, without, how):
     assert without not in {one.id for one in made(tmp_path, **how).candidates}
+
+
+@pytest.mark.parametrize(
+    ("usual", "common", "fits"),
+    [
+        (0.07, Common.OPEN, True),
+        (0.1, Common.OPEN, False),  # wider than kernels leave it
+        (0.1, Common.ROUNDING, True),
+        (0.07, Common.SYSTEMATIC, False),
+    ],
+)
+def test_kernels_fit_a_small_level_or_one_that_tokens_of_a_kind_do_not_share(usual, common, fits):
+    course = SimpleNamespace(back=False)
+    profile = SimpleNamespace(usual=usual, common=common, partly=False, course=course)
+    assert BY_ID["numerics"].fits(profile) is fits
 
 
 @pytest.mark.parametrize(

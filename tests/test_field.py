@@ -28,9 +28,9 @@ NAMED = {
 """Dumps whose cause is found; the gate passes what is honest."""
 OPEN = {
     "n02_cp_label_roll": ("E[r] is 0.982 [0.980, 0.983] and not 1", "twice with the trainer"),
-    "n12_tool_unattended": ("a part of the tokens differs by much", "Write policy_lag"),
-    "n17_dropout": ("the noise of single tokens is larger than rounding makes it", "twice with the trainer"),
-    "n20_adapter_switch": ("a part of the tokens differs by much", "the trainer's checkpoint"),
+    "n12_tool_unattended": ("some tokens differ by a lot", "Write policy_lag"),
+    "n17_dropout": ("the noise of single tokens is larger than rounding explains", "twice with the trainer"),
+    "n20_adapter_switch": ("some tokens differ by a lot", "the trainer's checkpoint"),
 }
 """Dumps of which only that they may have a bug is said, why, and what would decide."""
 

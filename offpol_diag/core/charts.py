@@ -36,7 +36,7 @@ def observe(
     terms: Terms,
     drifts: Sequence[Drift],
     columns: Mapping[str, Array],
-    rejected: Mapping[str, Array],
+    kept: Mapping[str, Array],
     buckets: Array,
 ) -> dict[str, Table]:
     """Sum by group of training steps.
@@ -45,7 +45,7 @@ def observe(
         terms: of the main drift.
         drifts: those that the dump has, the main one first.
         columns: sums of each sequence by drift's prefix and name, `tokens` and `sequences`, [S].
-        rejected: `PRESET|kept`, tokens that presets keep of each sequence, [S].
+        kept: `PRESET|kept`, tokens that presets keep of each sequence, [S].
         buckets: what sums are kept apart for, [S].
     """
     batch, prefix = terms.tokens.batch, terms.drift.prefix
@@ -55,7 +55,7 @@ def observe(
         return {}
     names = ["tokens", "sequences", *(prefix + name for name in OF_STEPS)]
     names += [drift.prefix + name for drift in drifts[1:] for name in ("log_ratio", "k3")]
-    found = {name: columns[name] for name in (*names, "reward") if name in columns} | {**rejected}
+    found = {name: columns[name] for name in (*names, "reward") if name in columns} | {**kept}
     if (lags := batch.scalars.get(LAG)) is not None:
         lag = np.array([float(lag) if type(lag) is int else math.nan for lag in lags])
         known = np.isfinite(lag).astype(np.float64)

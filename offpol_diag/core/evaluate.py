@@ -62,7 +62,7 @@ class PolicyLoss(NamedTuple):
     high: float  # from above, inf for none
     dual: float  # its dual clip, inf for none
     safety: float  # u is held to ±safety before exp; a mean of u is held from above only
-    kl_within: float  # the same of the u that is logged as ppo_kl, inf where the loss does not hold it
+    kl_within: float  # bound on the u that is logged as ppo_kl, inf if the loss has none
 
 
 def rules_of(preset: Preset) -> tuple[TokenRules, SequenceRules]:
@@ -81,7 +81,9 @@ WITHOUT_RATIO = frozenset({"reinforce", "surrogate"})
 def loss_of(preset: Preset) -> PolicyLoss:
     """Return the loss; its anchor is π_old for decoupled presets, else π_rollout."""
     without, pooled = preset.loss in WITHOUT_RATIO, preset.loss == "gspo"
-    clip = Clip() if without else preset.clip  # whatever its bounds, such a loss is one
+    clip = (
+        Clip() if without else preset.clip
+    )  # they ignore its bounds, so presets that differ there share one loss
     return PolicyLoss(
         preset.loss,
         "old" if preset.policy == "old" else "rollout",
@@ -156,7 +158,7 @@ class Evaluator:
         self.xp = namespace(self.log_probs["rollout"])
 
     @cached_property
-    def none(self) -> Array:
+    def zeros(self) -> Array:
         """0 of each sequence, [S]."""
         return 0.0 * self.sequences.n
 
@@ -291,7 +293,7 @@ class Evaluator:
 
     @once
     def kept(self, tokens: TokenRules, sequences: SequenceRules) -> Array:
-        """Flag the tokens that pass all rules, in sequences that the veto leaves, [T]."""
+        """Flag the tokens that pass all rules, in sequences that pass theirs and the veto, [T]."""
         passing, left = self.passing_tokens(tokens), self.passing_sequences(sequences)
         if left is not None:
             left = self.sequences.spread(left)
@@ -306,7 +308,7 @@ class Evaluator:
 
     @once
     def ratio(self, policy: Policy, over: str, safety: float | None, safety_at: str) -> Array:
-        """Compute r of tokens [T] or sequences [S], held to e^±safety; of an aggregate by no second exp."""
+        """Compute r of tokens [T] or sequences [S], held to e^±safety; an aggregate is exponentiated once."""
         if safety is None or (safety_at == "token" and over != "token"):
             return f.importance_ratio(self.aggregate("ratio", policy, over, safety))
         bound = min(safety, f.LARGEST)
@@ -339,7 +341,7 @@ class Evaluator:
 
     @once
     def held(self, policy: Policy, weight: Weight) -> tuple[Array, Array]:
-        """Count the weights, or tokens, that the safety bound changes, and how many of these there are, [S].
+        """Count the weights, or tokens, that the safety bound changes, and out of how many, [S] each.
 
         Without one the bound is the largest |log r| that is exponentiated.
         """
@@ -354,7 +356,7 @@ class Evaluator:
     def _beyond(self, x: Array, lower: float, upper: float, of_tokens: bool) -> Array:
         """Count what is outside, of tokens [T] or sequences [S] with one: [S]."""
         if lower == -INF and upper == INF:
-            return self.none
+            return self.zeros
         flags = f.outside(x, lower, upper)
         return self.sequences.count(flags) if of_tokens else floats(flags & self.sequences.filled)
 

@@ -58,7 +58,7 @@ def quantile(freedom: Any) -> Any:
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups that are resampled: so many, which vary as `effective` ones of equal size would."""
+    """The resampled groups: how many, and how many groups of equal size would vary as much (`effective`)."""
 
     many: int
     effective: float
@@ -67,7 +67,7 @@ class Groups:
     def of(cls, table: Table, many: int) -> Groups:
         """Count the groups of a table of sums: effectively (Σn)² / Σn², of their tokens n.
 
-        Where groups share buckets it is of these.
+        Where groups share buckets, buckets are counted instead.
         """
         _, at = np.unique(table.buckets, return_inverse=True)
         n = np.bincount(at, table.values[table.lines["tokens"]])
@@ -92,7 +92,8 @@ class Groups:
 
         Returns:
             Both [N]; the errors are NaN with too few groups or defined replicates, and exactly 0 where all
-            replicates are equal. Of G groups the bootstrap shows (G − 1)/G of the variance, which is made up.
+            replicates are equal. With G groups the bootstrap underestimates the variance by a factor of
+            (G − 1)/G, which is corrected for.
         """
         drawn = values[:, 1:]
         defined = np.isfinite(drawn)
@@ -301,18 +302,18 @@ ROUNDING = 1e-12
 """Largest relative difference that rounding can cause between two sums of the same terms."""
 
 
-def less(one: Array, other: Array, like: Number, groups: Groups) -> Number:
+def difference_of(one: Array, other: Array, like: Number, groups: Groups) -> Number:
     """Subtract numbers, [1+B] with their replicates; `like` has the unit."""
-    return _paired(subtracted(one, other), Number(unit=like.unit, over=like.over), groups)
+    return _paired(subtract(one, other), Number(unit=like.unit, over=like.over), groups)
 
 
-def subtracted(one: Array, other: Array) -> Array:
+def subtract(one: Array, other: Array) -> Array:
     """Compute one − other, set to 0 where the difference is no more than rounding."""
-    difference = one - other
-    return np.where(np.abs(difference) <= ROUNDING * np.maximum(np.abs(one), np.abs(other)), 0.0, difference)
+    off = one - other
+    return np.where(np.abs(off) <= ROUNDING * np.maximum(np.abs(one), np.abs(other)), 0.0, off)
 
 
-def over(one: Array, other: Array, groups: Groups, powers: bool = False) -> Number | None:
+def ratio_of(one: Array, other: Array, groups: Groups, powers: bool = False) -> Number | None:
     """Divide one number by another; None unless both are above 0, also in 99% of the replicates.
 
     Of `powers` of means the interval is that of the difference of the means, exponentiated.
@@ -327,12 +328,12 @@ def over(one: Array, other: Array, groups: Groups, powers: bool = False) -> Numb
     return _paired(one / other, Number(), groups, POSITIVE)
 
 
-def compared(one: Array, other: Array) -> Array:
+def log_ratio_of(one: Array, other: Array) -> Array:
     """Compute log(one / other) of positive numbers, set to 0 where the difference is mere rounding.
 
     A prompt that is hard in both runs adds to their difference, and cancels in their ratio.
     """
-    return np.where(subtracted(one, other) == 0, 0.0, np.log(one / other))
+    return np.where(subtract(one, other) == 0, 0.0, np.log(one / other))
 
 
 def _paired(values: Array, blank: Number, groups: Groups, within: Range = ANYWHERE) -> Number:

@@ -66,7 +66,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Observe:
-    """The job of an analysis.
+    """Computes what one batch contributes to a study.
 
     Attributes:
         study: what is measured.
@@ -92,7 +92,7 @@ class Observe:
         buckets = buckets_of(groups)
         with memory_of(device):
             tokens = Tokens.of(batch, cut, device)
-            started = preset_numbers.columns(tokens, presets)  # a GPU computes them while the host goes on
+            pending = preset_numbers.columns(tokens, presets)  # a GPU computes them while the host goes on
 
         host = tokens if device == CPU else Tokens.of(batch, cut)
         columns, states, n = {**host.counts}, [State.of_groups(groups)], host.sequences.n
@@ -107,21 +107,21 @@ class Observe:
         if study.pairs:
             states.append(kept_rows.observe_drops(main, buckets, study.pairs))
 
-        of_presets = to_host(started)
-        named = partial(preset_numbers.one_column, of_presets)
-        more = {places.LENGTH: named("left", presets)}
-        more[places.LAG] = named("weighted", presets) if study.lag_0 else {}
+        preset_columns = to_host(pending)
+        select = partial(preset_numbers.one_column, preset_columns)
+        more = {places.LENGTH: select("left", presets)}
+        more[places.LAG] = select("weighted", presets) if study.lag_0 else {}
         tables = places.observe(main, columns, more, buckets, study.group_by)
-        tables |= charts.observe(main, study.drifts, columns, named("kept", study.families), buckets)
+        tables |= charts.observe(main, study.drifts, columns, select("kept", study.families), buckets)
         tables[breakdowns.PREFIXES] = breakdowns.prefixes(main, buckets)
-        states.append(preset_numbers.observe(of_presets, presets, buckets, batch.steps))
-        every = [preset for preset in presets if preset not in study.normalised]
-        columns |= preset_numbers.added(of_presets, every)
+        states.append(preset_numbers.observe(preset_columns, presets, buckets, batch.steps))
+        unnormalised = [preset for preset in presets if preset not in study.normalised]
+        columns |= preset_numbers.added(preset_columns, unnormalised)
         tables["dump"] = Table.of(columns, buckets)
         if study.by_step:
             tables["steps"] = Table.of(columns, buckets, batch.steps)
         counts = {"masked": np.array([batch.masked.sum()], np.float64)}
-        rows = (table(tokens, study.main, presets, columns | of_presets),) if self.rows else ()
+        rows = (table(tokens, study.main, presets, columns | preset_columns),) if self.rows else ()
         return Observed(State.joined(*states, State(tables=tables, counts=counts, ranges=ranges)), rows)
 
 

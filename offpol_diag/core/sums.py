@@ -50,7 +50,7 @@ class Sums(Evaluator):
     @cached_property
     def one(self) -> Array:
         """1 of each sequence."""
-        return self.none + 1.0
+        return self.zeros + 1.0
 
     @once
     def mask(self, tokens: TokenRules) -> Array | None:
@@ -74,7 +74,7 @@ class Sums(Evaluator):
     def flagged(self, flags: Array | None, tokens: TokenRules) -> Array:
         """Count flags [T] of tokens that pass the rules on tokens; None is no flag."""
         if flags is None:
-            return self.none
+            return self.zeros
         passing = self.passing_tokens(tokens)
         return self.sequences.count(flags if passing is None else flags & passing)
 
@@ -94,7 +94,7 @@ class Sums(Evaluator):
         """
         kept = self.product(self.many(tokens), sequences)
         if kept is self.sequences.n:
-            return {"kept": kept, "left": self.filled, "touched": self.none}
+            return {"kept": kept, "left": self.filled, "touched": self.zeros}
         touched = floats(kept < self.sequences.n)
         return {"kept": kept, "left": floats(kept > 0), "touched": touched}
 
@@ -124,7 +124,7 @@ class Sums(Evaluator):
         hits: tokens beyond its bounds; vetoed: 1 where there is one.
         """
         if veto is None:
-            return {"hits": self.none, "vetoed": self.none}
+            return {"hits": self.zeros, "vetoed": self.zeros}
         hits = self.veto_hits(policy, veto)
         return {"hits": hits, "vetoed": floats(hits > 0)}
 
@@ -137,7 +137,7 @@ class Sums(Evaluator):
         high, low: weights above their upper bound, below their lower one; units: how many weights there are;
         bounded: weights, or tokens, on which the safety bound acts; tries: how many of those there are.
         """
-        n, none = self.sequences.n, self.none
+        n, none = self.sequences.n, self.zeros
         if weight is None:
             return {"high": none, "low": none, "units": n, "bounded": none, "tries": n}
         (high, low), (bounded, tries) = self.truncated(policy, weight), self.held(policy, weight)
@@ -159,7 +159,7 @@ class Sums(Evaluator):
             *sums, smallest, largest = self.of_token_weights(policy, weight, tokens)
             w, ww, w1, w11, weighted = (self.product(x, sequences) for x in sums)
         elif weight is None:
-            w, ww, w1, w11, weighted = kept, kept, self.none, self.none, kept
+            w, ww, w1, w11, weighted = kept, kept, self.zeros, self.zeros, kept
             smallest = largest = self.one
         else:  # all tokens of a sequence share its weight
             smallest = largest = of_each = self.weight(policy, weight)

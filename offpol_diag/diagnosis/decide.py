@@ -1,4 +1,4 @@
-"""The verdict: bugs in order, each in rows repaired of those before; else an honest cause; else what fits."""
+"""The verdict: bugs in order, with those found earlier repaired; else an honest cause; else what fits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXAMPLES = 3
 
 
 def diagnosed(examined: Examined) -> Result:
-    """Return the numbers of a dump with the verdict, and that of three where it has reference log-probs."""
+    """Return the numbers of a dump with the verdict; with reference log-probs, also which side is off."""
     result, sample = examined.summary(), examined.sample
     result.diagnosis = diagnose(result, sample)
     if "reference" in sample.values:
@@ -96,7 +96,7 @@ MISALIGNED = {"off_by_one", "row_permutation", "wrong_context"}
 
 
 def search(rows: Rows) -> tuple[list[Found], Rows]:
-    """Look for every bug in order, each in rows that are repaired of those before; return these rows, too."""
+    """Look for every bug in order, with those found earlier repaired; return the repaired rows, too."""
     found: list[Found] = []
     if other_base(rows):
         return found, rows  # nothing can be seen in such columns
@@ -129,7 +129,7 @@ def _positive(summary: Result) -> list[Cause]:
             statement="A log-prob column holds positive values, which no log-probability can be.",
             statistic=f"{many:,} of {summary.dump.tokens:,} log-probs in {name!r} are above 0",
             exact=True,
-            confirm="look at the rows named in the note, in the trainer's tensors",
+            confirm="look at the rows with positive log-probs in the trainer's tensors",
             fix="log log-softmax values of the sampled token, in float32",
         )
         for name, many in summary.dump.above_0.items()
@@ -197,7 +197,7 @@ def _no_bug(gap: MainGap, rows: Rows) -> Diagnosis:
         return _undecided(profile, f"the columns line up{sampling}, but {_unexplained(profile)}")
     causes = [_as_cause(honest)] if honest else []
     statement = f"{causes[0].statement} " if causes else ""
-    size = "as small as rounding makes it" if healthy else "real"
+    size = "no larger than rounding explains" if healthy else "real"
     return Diagnosis(
         verdict="healthy" if healthy else "honest_mismatch",
         headline=f"{statement}Nothing points to a logging bug, and the mismatch is {size}.",
@@ -236,7 +236,7 @@ def _unexplained(profile: Profile) -> str:
     if profile.course.growth:
         return f"K3 grows {rounded(profile.course.growth)}-fold over the steps"
     if profile.outlying or (profile.usual <= ROUNDED and profile.outliers >= OUTLYING):
-        return "a part of the tokens differs by much"
+        return "some tokens differ by a lot"
     if profile.common == Common.NOISE:
-        return "the noise of single tokens is larger than rounding makes it"
-    return "the tokens differ by more than rounding makes them"
+        return "the noise of single tokens is larger than rounding explains"
+    return "the tokens differ by more than rounding explains"

@@ -13,7 +13,7 @@ FEWEST_GROUPS, FEWEST_TOKENS, FEWEST_SEQUENCES, FEWEST_INTERVAL = 20, 1000, 50, 
 SAMPLES = 16
 """Assumed number of rows per prompt in a dump without group_id."""
 HEALTHY_K3 = 1e-3
-"""K3, nats per token, up to which a mismatch is as small as rounding makes it."""
+"""K3, nats per token, up to which rounding explains a mismatch."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Rows:
         metadata: what the metadata of the whole dump says of the engine.
         synced: lower end of the interval of the whole dump's K3 at lag 0, or of all rows where no lag is
             recorded, nats.
-        healthy: whether the whole dump's mismatch is as small as rounding makes it, but for single tokens.
+        healthy: whether rounding explains the whole dump's mismatch, but for single tokens.
     """
 
     q: Floats

@@ -42,8 +42,8 @@ MOST_SMALL, SMALL, FEW = 16, 64, 256
 """Most columns without a role that are read, mean bytes of their texts, and tokens looked at for that."""
 
 
-class Group(NamedTuple):
-    """A row group: its number, that of its first row, rows, uncompressed bytes, log-probs of the rollout."""
+class RowGroup(NamedTuple):
+    """A row group: its number, its first row, rows, uncompressed bytes, log-probs of the rollout."""
 
     at: int
     first: int
@@ -69,7 +69,7 @@ class File:
     partitions: dict[str, pa.Scalar]
     columns: dict[str, str]
     provenance: dict[str, object]
-    groups: tuple[Group, ...]
+    groups: tuple[RowGroup, ...]
 
     @classmethod
     def of(cls, path: Location, given: Mapping[str, str]) -> File:
@@ -97,16 +97,16 @@ class File:
         found = schema.resolve(columns, given, str(path)) if groups else {}
         rollout = f"{found.get(schema.ROLLOUT)}."
         leaf = next((at for at, name in enumerate(leaves) if f"{name}.".startswith(rollout)), 0)
-        described, first = list[Group](), 0
+        described, first = list[RowGroup](), 0
         for at, group in enumerate(groups):
             tokens = max(group.column(leaf).num_values, group.num_rows, 1)
-            described.append(Group(at, first, group.num_rows, group.total_byte_size, tokens))
+            described.append(RowGroup(at, first, group.num_rows, group.total_byte_size, tokens))
             first += group.num_rows
         provenance = provenance if isinstance(provenance, dict) else {}
         return cls(path, columns, partitions, found, provenance, tuple(described))
 
 
-def tables(file: File, groups: Iterable[Group], names: Sequence[str], most: int) -> Iterator[Placed]:
+def tables(file: File, groups: Iterable[RowGroup], names: Sequence[str], most: int) -> Iterator[Placed]:
     """Yield the rows of row groups of a file in order, in tables of even size and about `most` tokens.
 
     Raises:
@@ -159,7 +159,7 @@ class Dump:
     Attributes:
         files: their names, as reports show them.
         columns: canonical name → the column it is read from.
-        others: columns that are read by their own names, for groups of sequences.
+        others: further columns, read by their own names: for breakdowns, and for the diagnosis.
         ignored: columns that nobody reads.
         provenance: how the numbers were made; where files disagree, the list of their values.
         groups: the row groups that are read, with their files.
@@ -178,7 +178,7 @@ class Dump:
     others: tuple[str, ...]
     ignored: tuple[str, ...]
     provenance: dict[str, object]
-    groups: list[tuple[File, Group]]
+    groups: list[tuple[File, RowGroup]]
     skip: bool
     batch_tokens: int
     long: bool
@@ -209,7 +209,7 @@ class Dump:
         This depends on the dump alone. Shards can be read in another process and working directory. A dump of
         a row per token is one shard.
         """
-        found, pending, before = list[Dump](), list[tuple[File, Group]](), 0
+        found, pending, before = list[Dump](), list[tuple[File, RowGroup]](), 0
         for pair in self.groups:
             pending.append(pair)
             if pair is self.groups[-1] or (sum(x.size for _, x in pending) >= size and not self.long):

@@ -50,7 +50,7 @@ def columns(facts: DumpFacts) -> str:
     found += [] if "response_mask" in facts.columns else ["no mask"]
     ignored = facts.ignored or []
     more = f" and {count(len(ignored) - FEW)} more" if len(ignored) > FEW else ""
-    found += [f"ignored are {', '.join(ignored[:FEW])}{more}"] if ignored else []
+    found += [f"ignored: {', '.join(ignored[:FEW])}{more}"] if ignored else []
     return f"Columns: {', '.join(found)}." if found else ""
 
 
@@ -115,7 +115,7 @@ def fix(result: Result, causes: Sequence[Cause]) -> Iterator[Fact]:
         effect.append(f"After it, K3 is {k3} nats, E[r] {rounded(after.mean_ratio)} and ESS {ess}.")
     if where := next((one.where for one in causes if one.where), ""):
         effect.append(f"Until then, leave out the sequences with {where}.")
-    effect.append("No correction is named before the fix.")
+    effect.append("Decide on a correction after the fix.")
     heading = f"Fix the bug first: {first.fix}" if first.fix else "Fix the bug first"
     yield Fact("What to do", " ".join(effect), heading)
 
@@ -197,7 +197,7 @@ def grew(result: Result) -> bool:
 def candidates(given: Diagnosis) -> Fact:
     """Return the causes that fit in their order, and what speaks for and against each."""
     named = [f"({place}) {one.statement}" for place, one in enumerate(given.candidates, 1)]
-    heading = "One fits, and is not established" if len(named) == 1 else "The least contradicted first"
+    heading = "One fits but is not established" if len(named) == 1 else "The least contradicted first"
     lines = []
     for place, one in enumerate(given.candidates, 1):
         sides = {"For": one.for_, "Against": one.against}

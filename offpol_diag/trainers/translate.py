@@ -15,7 +15,7 @@ each as often as it matches; a row that matches takes the parts it names and set
     since, note         the version that knows these keys, if later than the form's; a remark
     cannot              why a preset with the parts that the row takes is refused
     join                values of a row that matches again are appended after a comma
-    mirror              all keys so far are set below this prefix, too
+    mirror              all keys so far but those with a dot are set below this prefix, too
 
 A text that begins with `= ` is an expression in Jinja's syntax of the `preset`, the parts that the row takes,
 the `settings` so far, the form's `maps` and FUNCTIONS. Nothing is dropped in silence: a part that no row
@@ -130,8 +130,8 @@ def nearest_preset(preset: Preset, trainer: str) -> str:
 def configured(preset: Preset, trainer: str) -> Config:
     """Return the preset in each spelling that is shown, the newest first.
 
-    A form with `generations` or `otherwise` is shown for presets of these, or where no newer form can say the
-    preset; any, only for versions older than those of the forms before it.
+    A form with `generations` is shown for presets of these alone, one with `otherwise` also where no newer
+    form can express the preset. After the first, a form must set keys, and start at an older version.
 
     Raises:
         ConfigError: no form can express it; the message is the part that the newest cannot express.
@@ -333,7 +333,7 @@ def dual_clip(preset: Preset, keys: Table) -> str:
     if preset.loss != "ppo_clip" or (bound is None) == (default is None):
         return ""
     if bound is None:
-        return f"dual clip: at most -{default:g} A here where A < 0, which the preset has not"
+        return f"dual clip: at most -{default:g} A here where A < 0, which the preset does not have"
     if "dual" in keys and bound != DUAL:  # then it is set
         return ""
     needed = keys.get("dual_set", f"{keys.get('dual')} is {{:g}}").format(bound)
