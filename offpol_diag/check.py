@@ -75,7 +75,7 @@ class Checked:
     numbers: dict[str, dict[str, list[float | None]]]  # preset → logged name → finite value at each step
     preset: str  # the one whose numbers are beside the curves: most of them are equal
     rows: list[Row]  # metrics with a curve, those that differ first
-    unmatched: list[str]  # metrics of which no single curve has the name
+    unmatched: list[str]  # metrics that match no curve, or several
     unknown: list[str]  # curves that are no metric of the trainer
     dump: tuple[str, ...] = ()  # files
     logged: tuple[str, ...] = ()  # files of curves

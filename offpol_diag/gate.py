@@ -276,7 +276,7 @@ def outcome(verdicts: Iterable[GateVerdict]) -> Outcome:
 
 
 SEQUENCES, PROMPTS = 16, 4
-"""Fewest sequences, and prompts where the dump has group_id, of which not finding a bug says something."""
+"""Fewest sequences, and prompts where the dump has group_id, for "no bug" to count as evidence."""
 
 
 def judge_diagnosis(result: Result, fails: DiagnosisVerdict) -> GateVerdict:

@@ -28,9 +28,9 @@ class Number:
 
     `value` is None where the number cannot be computed; `unknown` gives the reason.
 
-    In JSON it is the list [value, low, high, unit, note, log10, clamped], of which nulls at the end are left
-    out: `low` and `high` are the interval, the unit of a pure number is null, and `note` is why there is no
-    value, where there is none.
+    In JSON it is the list [value, low, high, unit, note, log10, clamped], without nulls at the end: `low` and
+    `high` are the interval, the unit of a pure number is null, and `note` is why there is no value, where
+    there is none.
 
     Attributes:
         interval: 95%, bootstrap over groups of sequences; an end that overflows is the largest float64.

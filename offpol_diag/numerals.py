@@ -84,7 +84,7 @@ def rounded(value: float | None, unit: str = "") -> str:
 
 
 def format_value(value: float | None, unit: str = "", digits: int = _EXACT) -> str:
-    """Format a bound, or another exact value, to so many significant digits, without zeros at the end."""
+    """Format a bound, or another exact value, to this many significant digits, without zeros at the end."""
     if value is None or not math.isfinite(value):
         return _absent(Number())
     scale, sign = (100.0, "%") if unit in FRACTIONS and abs(value) < _MOST else (1.0, "")
@@ -138,7 +138,7 @@ def _places(value: float, half: float, crosses_0: bool, one: float) -> int:
 
 
 def _plain(value: float, places: int, sign: str) -> str:
-    """Format with so many decimals (negative: to tens, hundreds, …), by a power of ten if far from 1."""
+    """Format with this many decimals (negative: to tens, hundreds, …), by a power of ten if far from 1."""
     low, high = _PLAIN_PERCENT if sign else _PLAIN
     if abs(value) < 1 and not round(value, places):
         value = 0.0

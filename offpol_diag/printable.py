@@ -20,7 +20,7 @@ def printable(text: str) -> str:
     r"""Escape invisible characters as Python does, line ends included: `\n`, `\x1b`, `\udcff`."""
     if not text.isprintable():
         text = "".join(map(_escaped, text))
-    return COMMAND.sub(_disarmed, text) if ":" in text or "#" in text else text
+    return disarmed(text)
 
 
 def printable_lines(text: str) -> str:

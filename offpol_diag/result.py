@@ -156,7 +156,7 @@ class WorstSequence(NamedTuple):
     train_log_probs: list[float] = []
 
 
-# ---------------------------------------------------------------- numbers of which charts are drawn
+# ---------------------------------------------------------------- numbers behind charts
 
 
 class AtLength(NamedTuple):
@@ -266,7 +266,7 @@ class PresetFacts(Model):
     policy: str
     method: str = Field(description="weight, rejection and veto in one line")
     loss: str
-    kind: str = Field("", description="what the method acts on, by which presets are listed")
+    kind: str = Field("", description="what the method acts on: presets are grouped by it")
     aliases: list[str] = []
     needs: list[str] = Field([], description="columns the dump lacks; when not empty there are no numbers")
 
@@ -479,7 +479,7 @@ class Side(Model):
     fix: str = ""
     lead: float | None = Field(None, description="lead over all honest hypotheses, in standard errors")
     reproduced: bool = Field(False, description="whether mean |Δ| to it is at most 1.5 of its bf16 noise")
-    alike: list[str] = Field([], description="hypotheses that fit as well, not told from it")
+    alike: list[str] = Field([], description="hypotheses that fit equally well")
     share: float = Field(1.0, description="share of the tokens that it holds for")
     where: str = Field("", description="their place, e.g. 'host = b'; empty: all, or no common one")
     groups: dict[str, Whole] = Field({}, description="hypothesis → prompts that it fits best, by itself")
@@ -501,7 +501,9 @@ class Reference(Model):
     sequences: Whole
     groups: Whole
     missing: dict[str, str] = Field({}, description="hypothesis that cannot be tested here → why")
-    small: dict[str, Whole] = Field({}, description="hypothesis too small to be told → tokens that would do")
+    small: dict[str, Whole] = Field(
+        {}, description="hypothesis whose effect is too small to detect here → tokens needed"
+    )
     written: str = Field("", description="the dump that holds the reference's columns")
     how: str = Field("", description="device, type, passes and time")
     notes: list[str] = []
@@ -712,7 +714,7 @@ def place_of(axis: str, place: str, subject: str = "dump") -> str:
 NO_STEP = "∅"
 """Key of the rows without a step."""
 APART = 5.0
-"""Factor between K3 of steps at lag 0 from which they are no longer told as one number."""
+"""Factor between K3 of steps at lag 0 from which they are not reported as one number."""
 
 
 def at_steps(summary: Result) -> list[Place]:

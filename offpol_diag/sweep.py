@@ -279,8 +279,10 @@ def shortest(kept: float, lost: float, logs: bool) -> float:
     low, high = sorted((kept, lost))
     if logs:
         if abs(kept) > MOST_NATS:
-            what = f"--keep: the bound would have to let through |log r| = {abs(kept):.4g} nats"
-            raise UsageError(f"{what}, which no number holds", "ask for a smaller share")
+            what = (
+                f"--keep: the bound would have to let through |log r| = {abs(kept):.4g} nats, which overflows"
+            )
+            raise UsageError(what, "ask for a smaller share")
         low, high = max(low, kept - 1), min(high, kept + 1)
     into, back = (math.exp, math.log) if logs else (float, float)
     for digits in range(1, 18):

@@ -32,7 +32,7 @@ class Table:
     shown: Shown = "always"
 
     def without_empty(self) -> Table:
-        """Return the table without the columns in which no row has a cell."""
+        """Return the table without its empty columns."""
         kept = [i for i in range(len(self.header)) if any(row[i] is not None for row in self.rows)]
         rows = [[row[i] for i in kept] for row in self.rows]
         return replace(self, header=[self.header[i] for i in kept], rows=rows)

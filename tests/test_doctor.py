@@ -126,7 +126,7 @@ def test_the_first_line_is_the_verdict_and_nothing_is_written(dumps, empty_folde
 
     assert ran.exit_code == 0
     assert ran.stdout.splitlines() == [
-        "BUG: a log-prob column holds positive values, which no log-probability can be"
+        "BUG: a log-prob column holds positive values; a log-probability is never positive"
     ]
     assert run("analyze", dumps / "broken.parquet", "-q", "--no-html", "--presets", "token_is").exit_code == 0
     assert run("doctor", dumps / "broken.parquet", "-qv").stdout.count("\nBUG: ") == 1

@@ -140,7 +140,7 @@ def test_an_exception_keeps_what_was_written_and_a_column_is_in_every_batch_of_a
     with pytest.raises(KeyError), DumpWriter(tmp_path) as writer:  # noqa: PT012
         writer.write(**ONE, host="a")
         writer.write(**ONE)
-        with pytest.raises(ValueError, match="entropy: a batch has it, and another one of this step has not"):
+        with pytest.raises(ValueError, match="entropy: one batch of this step has it, another does not"):
             writer.write(**ONE, entropy=[[1.0, 1.0]])
         raise KeyError("a bug of the trainer")
     assert pq.read_table(tmp_path)["host"].to_pylist() == ["a", None]

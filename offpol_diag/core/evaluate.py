@@ -61,7 +61,7 @@ class PolicyLoss(NamedTuple):
     low: float  # bound of the ratio from below, 0 for none
     high: float  # from above, inf for none
     dual: float  # its dual clip, inf for none
-    safety: float  # u is held to ±safety before exp; a mean of u is held from above only
+    safety: float  # u is clipped to ±safety before exp; a mean of u from above only
     kl_within: float  # bound on the u that is logged as ppo_kl, inf if the loss has none
 
 
@@ -366,7 +366,7 @@ class Evaluator:
     def loss_ratio(self, anchor: Policy, pooled: bool, safety: float) -> Array:
         """Compute r = e^u of u = log π_θ − log π_anchor, [T], held to ±safety.
 
-        Of `pooled` it is e to the sequence's mean of u, which is held from above only.
+        With `pooled` it is e to the sequence's mean of u, which is clipped from above only.
         """
         u = self.log_ratio("current", anchor)
         if pooled:

@@ -141,7 +141,7 @@ class Terms(NamedTuple):
     log_ratio: Array  # Δ = log_train − log_rollout, nats
     abs_log_ratio: Array  # |Δ|, nats
     ratio_minus_1: Array  # r − 1, with Δ held to ±345 so that neither it nor its square overflows
-    k3: Array  # e^Δ − 1 − Δ, nats; never negative, since a Δ whose r is held is held too
+    k3: Array  # e^Δ − 1 − Δ, nats; never negative: Δ is clipped where r is
     prob_diff: Array  # |π_train − π_rollout| of the sampled token
 
 

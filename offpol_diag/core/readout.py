@@ -126,7 +126,7 @@ def _of_drift(out: Readout, drift: Drift) -> Numbers:
     result |= tails.numbers(out.reader, out.state, drift)
     for name, text in gap.SECOND_DRIFT.items() if drift.denominator == "old" else ():
         result[name] = replace(result[name], formula=text)
-    held = reader.sum(f"{prefix}overflow") / reader.sum("tokens")  # the share of tokens whose r is held
+    held = reader.sum(f"{prefix}overflow") / reader.sum("tokens")  # the share of tokens whose r is clipped
     for name, note in MEANS_OF_RATIOS.items():
         number = tails.qualified(result[name], result["khat_tokens"], int(reader.sum("tokens")), note)
         result[name] = replace(number, clamped=held)

@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 T = TypeVar("T")
 
 BUCKETS = 256
-"""Most units of the bootstrap: up to as many groups each is one; more are hashed to so many buckets."""
+"""Most units of the bootstrap: up to this many groups are a unit each; more are hashed into as many."""
 COUNTED = 4096
 """Most groups that are counted one by one; how many more there are is estimated from their hashes."""
 REPLICATES = 512

@@ -126,7 +126,7 @@ def _positive(summary: Result) -> list[Cause]:
     return [
         Cause(
             id="sentinel",
-            statement="A log-prob column holds positive values, which no log-probability can be.",
+            statement="A log-prob column holds positive values; a log-probability is never positive.",
             statistic=f"{many:,} of {summary.dump.tokens:,} log-probs in {name!r} are above 0",
             exact=True,
             confirm="look at the rows with positive log-probs in the trainer's tensors",

@@ -53,7 +53,7 @@ class Estimate(NamedTuple):
 
 
 def bound(groups: int) -> float:
-    """Return the critical value, in standard errors of so many groups, with the significance level of `SURE`.
+    """Return the critical value, in standard errors over this many groups, at the significance of `SURE`.
 
     The tails are those of Student's t, by Wallace's normal approximation (1959).
     """

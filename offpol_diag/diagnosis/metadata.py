@@ -91,7 +91,7 @@ def _leaves(value: object, path: tuple[str, ...] = ("",)) -> Iterator[tuple[tupl
 
 TIMES, MOST_EXCUSED = 10.0, 0.3
 """Times what is published of a number format, and nats of any format, above which it excuses no K3 at lag 0:
-a usual token is then off by a factor of two, which no format is published to do."""
+a usual token is then off by a factor of two, more than is published of any format."""
 
 
 class Floor(NamedTuple):

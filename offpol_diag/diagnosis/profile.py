@@ -1,4 +1,4 @@
-"""The profile of a mismatch: what decides between weights, models and honest causes, which no count can.
+"""The profile of a mismatch: what separates weights, models and honest causes where no count does.
 
 The level of a token is |Δ|/(1 − π_rollout): noise of logits moves a log-prob by about noise × (1 − π). Unlike
 K3 it does not grow where text becomes harder.
@@ -18,19 +18,19 @@ from offpol_diag.diagnosis.rows import Rows, partitions
 
 CUT = "cut at 1 nat a token"
 """What is said of means of min(K3, 1)."""
-ROUNDED, STALE = 0.04, 0.16
-"""Level of a usual token that rounding may explain (bf16 on both sides of six architectures); and above which
-weights of another step are likelier than quantised ones of 8 bits."""
-SOME, OUTLYING, CLOSE, CARRIED, MOSTLY = 0.001, 0.08, 0.045, 0.8, 0.5
-"""Least share of outliers that are more than a few tokens, and largest that leaves the others a body of their
-own; where these carry the mismatch: largest level of a usual token, and least share of K3; and least share of
-K3 with which they speak for experts."""
-RISING, FLAT = 2.5, 1.5
-"""Factor of K3 at larger lags over that at the smallest from which it rises; and up to which it does not."""
-ENOUGH_TOKENS, FEWEST_UNCERTAIN, FAR = 50, 30, 8.0
-"""Fewest tokens of a lag, step or host for a mean; fewest uncertain tokens for robust statistics; and times
-the level of a usual token beyond which one is an outlier."""
-
+ROUNDED = 0.04  # level of a usual token that rounding may explain: bf16 on both sides of six architectures
+STALE = 0.16  # level above which weights of another step are likelier than quantised ones of 8 bits
+FAR = 8.0  # times the level of a usual token beyond which a token is an outlier
+SOME = 0.001  # share of outliers up to which they are but a few tokens
+OUTLYING = 0.08  # share of outliers up to which the other tokens are still a body of their own
+CLOSE, CARRIED = (
+    0.045,
+    0.8,
+)  # where outliers carry the mismatch: most level of a usual token, least share of K3
+MOSTLY = 0.5  # share of K3 from which outliers speak for experts
+RISING, FLAT = 2.5, 1.5  # factor of K3 over the lags from which it rises, and up to which it does not
+ENOUGH_TOKENS = 50  # fewest tokens of a lag, step or host for a mean
+FEWEST_UNCERTAIN = 30  # fewest uncertain tokens for robust statistics
 
 LITTLE, MUCH, MORE, MOST = 0.05, 0.15, 0.25, 0.42
 """Share of the variance of r that is common to tokens of one kind: below the first, noise of single tokens;
@@ -61,11 +61,15 @@ class Common(IntEnum):
         return cls.OPEN
 
 
-FEWEST_SEQUENCES, FEWEST_GROUPS, FEWEST_TOKENS, SEVERAL = 8, 4, 100, 4
-"""Fewest sequences, prompts and uncertain tokens of a step that is compared; fewest steps of a trend."""
-SYNCED, OFF, APART, ERRORS = 0.06, 0.12, 3.0, 3.0
-"""Level up to which the weights may be the same; from which they are not, which is beyond 8 bits; factor
-between the two, and standard errors by which a step is beyond it."""
+FEWEST_SEQUENCES, FEWEST_GROUPS, FEWEST_TOKENS = (
+    8,
+    4,
+    100,
+)  # of a step that is compared; tokens: uncertain ones
+SEVERAL = 4  # fewest steps of a trend
+SYNCED = 0.06  # level up to which the weights may be the same
+OFF = 0.12  # level from which they are not: it is beyond 8 bits
+APART, ERRORS = 3.0, 3.0  # factor between the levels of such steps, and standard errors beyond `OFF`
 GROWN, TREND, AT_ONCE = 2.0, 0.6, 0.5
 """Factor of the level between the first third of the steps and the last, and its rank correlation with the
 step, from which it grows; least level of step 0, in the highest, of what is there before any weight has
@@ -111,7 +115,7 @@ class Course:
 
 
 def listed(pairs: Iterable[tuple[float, float]], most: int = 6) -> str:
-    """Return numbers by lag or step in words, `0: 0.001, 1: 0.02`; of many so many, evenly."""
+    """Return numbers by lag or step in words, `0: 0.001, 1: 0.02`; at most `most` of them, evenly spaced."""
     texts = [f"{key:g}: {x:.2g}" for key, x in pairs]
     some = np.unique(np.linspace(0, len(texts) - 1, min(most, len(texts))).round().astype(int))
     return ", ".join(texts[at] for at in some)

@@ -45,7 +45,7 @@ def mean_error(x: Floats, groups: Ints) -> tuple[float, float]:
 
 
 def beyond(distance: Floats, noise: Floats, groups: Ints, floors: float = FLOORS) -> bool:
-    """Return whether distances [T] are beyond so many floors, noise [T] being what bf16 changes."""
+    """Return whether distances [T] are beyond this many floors; noise [T] is what bf16 changes."""
     mean, error = mean_error(distance - floors * noise, groups)
     return bool(mean > ERRORS * error)
 

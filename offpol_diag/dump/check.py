@@ -21,7 +21,7 @@ MOST_TOKENS = 1 << 22
 LIMIT = float(np.nextafter(2.0**63, 0))
 """Largest step, lag or version, which are stored as 64-bit integers."""
 UNKNOWN = -1
-"""Version of weights of which nothing is known."""
+"""Version of weights that is not known."""
 FINITE = sys.float_info.max
 SKIP = "mend the writer, or leave such rows out with --on-bad-row skip"
 NEGATE = "a log-probability is at most 0; if the column holds negative log-likelihoods, negate it"

@@ -166,7 +166,7 @@ def prime_rl(files: Files) -> Iterator[Row]:
 # ---------------------------------------------------------------- slime, miles
 
 SLIME = {"log_probs": OLD} | {name: name for name in (ROLLOUT, "advantages", "entropy")}
-"""Their columns → ours, of which a context-parallel rank holds its slice."""
+"""Their columns → ours; a context-parallel rank holds a slice of each."""
 
 
 def slime(files: Files) -> Iterator[Row]:
@@ -264,7 +264,7 @@ class Stub:
 
 
 class Unpickler(pickle.Unpickler):
-    """Python's unpickler, by which no code of a file runs: whatever it names is a `Stub`."""
+    """An unpickler that runs no code of the file: whatever it names becomes a `Stub`."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what a name stands for."""

@@ -72,7 +72,7 @@ class DumpWriter:
 
         Raises:
             ValueError: what is wrong with which column, sequence and token; the batch is not written.
-            OSError: the disk is full; what is held is kept, and written by the next `flush`.
+            OSError: the disk is full; the buffer is kept, and written by the next `flush`.
         """
         table = to_table(columns | {"step": step})
         if not table.num_rows:
@@ -84,7 +84,7 @@ class DumpWriter:
             self._step = first
         if self._held is not None:
             if odd := ({*table.column_names} ^ {*self._held.column_names}) & {*schema.TOKENS}:
-                what = f"{min(odd)}: a batch has it, and another one of this step has not"
+                what = f"{min(odd)}: one batch of this step has it, another does not"
                 raise ValueError(f"{what}; pass it in all")
             table = pa.concat_tables([self._held, table], promote_options="permissive")
         self._held = table
@@ -92,7 +92,7 @@ class DumpWriter:
             self.flush()
 
     def flush(self) -> Path | None:
-        """Write what is held to a file, and return its path; None where nothing is held."""
+        """Write what is buffered to a file, and return its path; None if nothing is."""
         if self._held is None:
             return None
         stem = f"{'' if self._step is None else f'step_{self._step:06}-'}rank{self._rank:05}-"

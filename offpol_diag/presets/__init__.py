@@ -178,7 +178,7 @@ class Preset:
 
     @property
     def kind(self) -> Kind:
-        """What the method does, by which `presets` lists it: the first of these that holds.
+        """What the method does, as `presets` groups it: the first of these that holds.
 
         other: its loss has a ratio or a weight of its own. none: only PPO's own ratio corrects anything.
         bypass: r is of π_θ. geometric and k3: the geometric mean of r or the mean K3 of the sequence decides,

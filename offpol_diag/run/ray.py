@@ -46,7 +46,7 @@ class Ray:
     name = "ray"
 
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
-        """Run one pass, see `Threads.reduce`; here one state is held, and those that wait for their turn."""
+        """Run one pass, see `Threads.reduce`; keeping one state here, and those that wait for their turn."""
         ray = import_module("ray")
         gpu = {"num_gpus": 1, "max_calls": 1} if self.device == "cuda" else {}  # a process selects a GPU once
         how = {"num_cpus": 1, "max_retries": RETRIES, "scheduling_strategy": "SPREAD", **gpu}

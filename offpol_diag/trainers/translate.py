@@ -310,7 +310,7 @@ def clip_settings(preset: Preset, keys: Table) -> Settings:
     """Return the clip of the loss where it is not the trainer's default; no lower bound is 1, as r > 0.
 
     Raises:
-        ConfigError: the ratio has no upper clip, which no trainer can express.
+        ConfigError: the ratio has no upper clip; no trainer can express that.
     """
     clip, settings = preset.clip, Settings()
     if preset.loss in ("reinforce", "surrogate"):

@@ -1,1 +1,1 @@
-"""A file per cause, or per few that are told by one look."""
+"""A file per cause, or per few that are recognised in the same way."""

@@ -75,7 +75,7 @@ class SpecialToken(Cause):
     """Some token ids are scored differently wherever they stand.
 
     A few ids, often added ones or those of tools and thinking tags, are off by nats; all other ids agree. The
-    engine suppresses an id, or one side has an embedding or an output row that the other has not.
+    engine suppresses an id, or one side has an embedding or an output row that the other lacks.
     """
 
     needs = ("token_ids",)

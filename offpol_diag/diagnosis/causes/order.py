@@ -14,7 +14,7 @@ from offpol_diag.numerals import counted
 LAGS = tuple(lag for k in range(1, 9) for lag in (k, -k))
 OVERLAP, RUNS = 8, 0.03
 """Fewest tokens that both columns of a run have at a shift, and smallest share of runs to have it: a few
-tokens agree at one of so many lags by chance."""
+tokens agree at one of this many lags by chance."""
 LOOKED_AT, GAIN, GAINED = 0.02, 0.35, 2.0
 """Mean |Δ| of a run that is looked at, what a shift has to leave of it, and to gain in all, nats."""
 RULE, NEARLY_ALL, REPAIRED = 0.3, 0.8, 0.5

@@ -260,7 +260,7 @@ FAR, AGREES, BELOW, SELDOM = 0.7, 0.1, 0.3, 0.01
 which share of the tokens."""
 FEWEST, SOME, SPREAD = 30, 0.05, 0.5
 """Fewest tokens that were not the likeliest, and least share of either kind; and least share of different
-values among these, which a constant has not."""
+values among these, which a constant lacks."""
 SUMS, MASS = 0.985, 1.02
 """Share of these whose two probabilities are of two tokens of one distribution, and most of their sum."""
 
