@@ -17,7 +17,7 @@ from scipy import stats
 
 from offpol_diag.diagnosis.causes.ends import Boundary, WrongContext
 from offpol_diag.diagnosis.causes.ids import SpecialToken
-from offpol_diag.diagnosis.estimates import SURE, bound, common_share
+from offpol_diag.diagnosis.estimates import SURE, bound, common_share, percent
 from offpol_diag.diagnosis.rows import Rows
 from tests import faults
 from tests.reading import analyze
@@ -434,3 +434,13 @@ def test_the_systematic_share_is_that_of_all_pairs_of_different_responses(seed, 
     assert found.value == pytest.approx(value, rel=1e-9, abs=1e-12)
     assert (found.low, found.high) == pytest.approx((low, high), rel=1e-3)
     assert found.groups == parts
+
+
+def test_a_share_beside_1_has_one_digit_more():
+    assert [percent(share) for share in (0.0042, 0.123, 0.994, 0.9987, 1.0)] == [
+        "0.42%",
+        "12%",
+        "99%",
+        "99.9%",
+        "100%",
+    ]

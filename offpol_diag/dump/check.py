@@ -22,7 +22,8 @@ LIMIT = float(np.nextafter(2.0**63, 0))
 """Largest step, lag or version, which are stored as 64-bit integers."""
 UNKNOWN = -1
 """Version of weights that is not known."""
-FINITE = sys.float_info.max
+FINITE, LEAST = sys.float_info.max, NULL + 1
+"""Largest number that counts, and least whole one, which is not null."""
 SKIP = "mend the writer, or leave such rows out with --on-bad-row skip"
 NEGATE = "a log-probability is at most 0; if the column holds negative log-likelihoods, negate it"
 EVEN = f"all token columns of a row hold one value per response token; {SKIP}"
@@ -45,7 +46,7 @@ def outside(low: float, high: float, null: bool = False) -> Callable[[Rows, str]
 
     def bad(rows: Rows, name: str) -> Flags:
         x = rows.lists[name].values if name in rows.lists else rows.numbers(name)
-        least = low if x.dtype.kind == "f" else max(low, NULL + 1)
+        least = low if x.dtype.kind == "f" else max(low, LEAST)
         with np.errstate(invalid="ignore"):
             if not x.size or (least <= x.min().item() and x.max().item() <= high):  # neither holds of NaN
                 return np.zeros(0, np.bool_)
