@@ -253,6 +253,14 @@ def test_a_number_may_be_worse_than_the_baseline_by_what_is_allowed(name, base, 
     assert said in found.reason.replace("-", "−")
 
 
+@pytest.mark.parametrize(
+    ("name", "base", "limit"),
+    [("k3", 0.2, 0.22), ("ess_tokens", 0.9, 0.81), ("mean_ratio", 1.2, 0.22), ("mean_ratio", 0.8, 0.22)],
+)
+def test_the_limit_against_a_baseline_is_a_tenth_worse_or_a_tenth_farther_from_the_target(name, base, limit):
+    assert compared(name, near(base), near(base), 0.1).limit == pytest.approx(limit)
+
+
 def test_of_two_runs_that_are_alike_one_in_forty_is_called_worse():
     """16,000 pairs of skewed numbers (e^z), each with its own interval: 2.5%, within 0.5 points."""
     drawn, reach = np.random.default_rng(11).normal(0, 0.3, (2, 16_000)), 1.96 * 0.3
