@@ -126,6 +126,19 @@ def test_the_sample_is_told_on_the_command_line(tmp_path, monkeypatch):
     assert sorted(path.name for path in Path().iterdir()) == names
 
 
+def test_a_side_that_is_near_a_hypothesis_but_not_within_its_noise_is_not_reproduced(
+    tmp_path, loaded, responses, numbers
+):
+    floor = asked(write(tmp_path / "a.parquet", responses, numbers["as given"], numbers["as given"]), loaded)
+    rng, size = np.random.default_rng(0), 2.5 * floor.reference.floor
+    noisy = [np.minimum(one + rng.normal(0, size, len(one)), 0.0) for one in numbers["adapter off"]]
+    path = write(tmp_path / "d.parquet", responses, noisy, numbers["as given"])
+
+    engine = asked(path, loaded, to=tmp_path / "b.parquet").reference.engine
+
+    assert (engine.state, engine.variant, engine.reproduced) == ("variant", "adapter off", False)
+
+
 def test_analyze_and_doctor_of_what_is_written_say_the_same(tmp_path, loaded, responses, numbers):
     path = write(tmp_path / "d.parquet", responses, numbers["adapter off"], numbers["as given"])
     first = asked(path, loaded, to=tmp_path / "scored.parquet", tries="none")
