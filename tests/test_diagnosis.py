@@ -444,3 +444,20 @@ def test_a_share_beside_1_has_one_digit_more():
         "99.9%",
         "100%",
     ]
+
+
+@pytest.mark.parametrize(
+    ("late", "certain", "found"),
+    [(0, False, True), (8, False, False), (0, True, False)],
+    ids=["another prompt", "as many rows are off late", "late tokens only more certain"],
+)
+def test_another_prompt_is_off_early_more_often_than_late_and_fades(late, certain, found):
+    """80 responses of 48 tokens, of which 8 are off by 2 nats at first, and by 0.7 up to token 8."""
+    q, gap = np.full((80, 48), -2.0), np.full((80, 48), 1e-3)
+    gap[:8, :8], gap[:8, 0] = 0.7, 2.0
+    gap[8 : 8 + late, 32:] = 0.7
+    if certain:
+        q[:8, 32:], gap[:8, 32:] = -0.03, 0.02
+    starts, position = np.arange(0, 80 * 48 + 1, 48), np.tile(np.arange(48), 80)
+    rows = Rows(q.ravel(), (q - gap).ravel(), starts, position)
+    assert (WrongContext().look(rows) is not None) is found

@@ -71,17 +71,19 @@ class Boundary(Cause):
 EARLY, LATE, RESPONSES = 8, 32, 4
 """A wrong prompt affects the first `EARLY` tokens of a response most, and tokens from `LATE` on less; and
 fewest responses that show it."""
-FALLS, NATS, USUAL, PART = 3.0, 0.15, 8.0, 0.5
+FALLS, NATS, USUAL, PART, OTHERWISE = 3.0, 0.15, 8.0, 0.5, 4.0
 """Least factor by which |Δ| falls along a response, least |Δ| at its beginning (nats), and its least factor
-over that of other responses; share of responses below which only these are concerned."""
+over that of other responses; share of responses below which only these are concerned; and how many more
+responses fall than rise: single tokens that are far off come as often late as early."""
 AT_FIRST, STEEP = 1.8, (1.0, 3.0)
 """Least mean |Δ|/(1 − π_rollout), cut at `CAP`, of first tokens after another prompt: it is 2.4 to 2.9 as a
 rule, and 0.2 to 1.5 where the weights were updated during the response. Where it fades at once: its least
 size, and least factor of it in that of the fourth to eighth token, which is at most 1.7 where the weights
 were updated."""
-FADED = 0.2
-"""Most mean |Δ| from `LATE` on where all responses follow another prompt, nats: up to 0.12 in real rollouts,
-and 0.29 where an adapter counts twice and moves the first tokens most."""
+FADES, FADED = 1.6, 0.2
+"""Least factor of |Δ|/(1 − π_rollout) by which the excess fades, of uncertain tokens; and most mean |Δ| from
+`LATE` on where all responses follow another prompt, nats: up to 0.12 in real rollouts, and 0.29 where an
+adapter counts twice and moves the first tokens most."""
 
 
 class WrongContext(Cause):
@@ -112,7 +114,8 @@ class WrongContext(Cause):
         early = (rows.sum(heads) - worst) / np.maximum(np.minimum(rows.lengths, EARLY) - 1, 1)
         end = rows.sum(np.where(later, rows.gap, 0)) / np.maximum(rows.lengths - LATE, 1)
         falling = long & (early > NATS) & (early > FALLS * end)
-        if falling.sum() < max(RESPONSES, 0.02 * long.sum()):
+        rising = long & (end > NATS) & (end > FALLS * early)
+        if falling.sum() < max(RESPONSES, 0.02 * long.sum(), OTHERWISE * rising.sum()):
             return None
         share = float(falling.sum() / long.sum())
         part, usual = share < PART, float(np.quantile(early[long], 0.25))
@@ -122,6 +125,10 @@ class WrongContext(Cause):
         at_first, soon = level[there & (rows.index == 0)], level[there & first & (rows.index > 2)]
         if at_first.mean() < AT_FIRST and not at_first.mean() > max(STEEP[0], STEEP[1] * soon.mean()):
             return None  # weights that changed during the response differ at its start as they do elsewhere
+        some = there & rows.uncertain
+        fades = level[some & first].mean() > FADES * level[some & later].mean()
+        if (some & later).sum() < 100 or not fades:
+            return None  # later tokens are more certain, and differ as much as that leaves room for
         evidence = self.evidence.format(falling.sum(), long.sum(), early[falling].mean(), end[falling].mean())
         tokens, words = there if part else ~later, {"share": percent(share) if part else "all"}
         return Found(self, evidence, rows, tokens, rows.keep(~tokens), approximate=True, words=words)
